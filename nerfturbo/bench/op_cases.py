@@ -85,7 +85,7 @@ def _compact(x: Inputs) -> tuple[Tensor, ...]:
     return out.t_starts, out.t_ends, out.ray_indices, out.offsets
 
 
-def _ngp_render(x: Inputs) -> tuple[Tensor, Tensor]:
+def _ngp_logits(x: Inputs) -> tuple[Tensor, Tensor]:
     skips_unused(x.table, x.ngp_weights)
     with torch.no_grad():
         return ngp_query(x.positions, x.directions, x.rays, NgpGrid(x.table, LAYOUT), x.ngp_weights, logits=True)
@@ -156,10 +156,8 @@ CALLS: dict[str, Callable[[Inputs], Any]] = {
     "random": lambda x: random_uniform(x.like.shape[0], columns=3, device=x.like.device, **USER),
     "random_bits": lambda x: random_bits(x.like.shape[0], device=x.like.device, **USER),
     "aabb": lambda x: ray_aabb(x.origins, x.directions, BOX),
-    "march": _march,
     "packed_sum": lambda x: packed_sum(x.values, x.offsets),
     "packed_cumsum": lambda x: packed_cumsum(x.values, x.offsets),
-    "compact": _compact,
     "composite": lambda x: composite(x.density, x.rgb, x.samples, early_stop_eps=1e-4),
     "composite_pixels": lambda x: composite_pixels(x.density, x.rgb, x.samples, x.background),
     "visibility": lambda x: visibility(x.density, x.samples, early_stop_eps=1e-3).float(),
@@ -179,9 +177,7 @@ CALLS: dict[str, Callable[[Inputs], Any]] = {
     "ngp_field": lambda x: ngp_field(x.encoding, x.directions, x.rays, x.ngp_weights),
     "ngp_density_logits": lambda x: _ngp_density(x).at(x.positions, logits=True),
     "ngp_densities": lambda x: _ngp_density(x).at(x.positions),
-    "ngp_logits": _ngp_render,
     "ngp_query": lambda x: ngp_query(x.positions, x.directions, None, NgpGrid(x.table, LAYOUT), x.ngp_weights),
-    "ngp_visibility": _ngp_visibility,
     "voxel_lookup": lambda x: voxel_lookup(x.positions, x.basis, x.rays, *x.voxels),
     "voxel_density": lambda x: voxel_density(x.positions, x.density, x.voxels[1]),
     "voxel_variation": lambda x: voxel_variation(*x.voxels, x.nodes, x.chosen, n_basis=N_BASIS),
@@ -189,15 +185,10 @@ CALLS: dict[str, Callable[[Inputs], Any]] = {
     "choose_pixels": lambda x: (
         choose_pixels(x.pool_offsets, x.pool_widths, x.like.shape[0], mask=PixelMask.of_words(x.words), **KEY).indices
     ),
-    "camera_rays": _camera_rays,
-    "frame": _frame,
-    "decay_and_max": _decay_and_max,
-    "threshold_bits": _threshold_bits,
-    "adam": _adam,
-    "check_gradients": _check_gradients,
-    "finish_step": _finish_step,
-    "record_step": _record_step,
 }
+ALONE = (_march, _compact, _ngp_logits, _ngp_visibility, _camera_rays, _frame, _decay_and_max, _threshold_bits)
+ALONE += (_adam, _check_gradients, _finish_step, _record_step)
+CALLS |= {function.__name__.removeprefix("_"): function for function in ALONE}
 
 
 class Draw:

@@ -91,7 +91,7 @@ def run_step_benchmark(
         for name in passed:
             with use_backend(name):
                 restore(trainers[name])
-            blocks[name].append(_run_block(trainers[name], name, budget.steps))
+                blocks[name].append(_run_block(trainers[name], budget.steps))
     times = {name: statistics.median(block[0] for block in own) for name, own in blocks.items()}
     timings = []
     for name in names:
@@ -108,18 +108,17 @@ def _trainer(config: Config, scene: Scene, device: torch.device, backend: Backen
         return Trainer(config, scene, device=device)
 
 
-def _run_block(trainer: Trainer, backend: Backend, n_steps: int) -> tuple[float, float, float]:
+def _run_block(trainer: Trainer, n_steps: int) -> tuple[float, float, float]:
     """Milliseconds, rays and samples of a step."""
     first = step = trainer.step
     rays = samples = 0
-    with use_backend(backend):
-        trainer.stepper.finish()
-        begun = time.perf_counter()
-        while step < first + n_steps:
-            record = trainer.stepper.advance(step, first + n_steps - step)
-            step, rays, samples = record.step, rays + record.total_rays, samples + record.total_samples
-        trainer.stepper.finish()
-        milliseconds = 1e3 * (time.perf_counter() - begun)
+    trainer.stepper.finish()
+    begun = time.perf_counter()
+    while step < first + n_steps:
+        record = trainer.stepper.advance(step, first + n_steps - step)
+        step, rays, samples = record.step, rays + record.total_rays, samples + record.total_samples
+    trainer.stepper.finish()
+    milliseconds = 1e3 * (time.perf_counter() - begun)
     return milliseconds / (step - first), rays / (step - first), samples / (step - first)
 
 

@@ -163,11 +163,8 @@ def make_object(source: str, aabb: Aabb, *, seed: int = 0, what: str = "field") 
         parameters = inspect.signature(made).parameters.values()
     except (TypeError, ValueError):
         raise InputError(f"{what} {source}", "a class, or a function that makes one", type(made).__name__) from None
-    needed = [
-        one.name
-        for one in parameters
-        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) and one.name != "aabb"
-    ]
+    required = [one for one in parameters if one.default is one.empty and one.name != "aabb"]
+    needed = [one.name for one in required if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     if needed:
         hint = "give it a default, or wrap the class in a function"
         raise InputError(f"{what} {source}", "no required argument but `aabb`", ", ".join(needed), hint)
@@ -201,15 +198,14 @@ def check_module(module: object) -> nn.Module:
         raise InputError(f"field {kind}", f"a method {SIGNATURES['forward']}", "none of that name")
     trained = [(name, value) for name, value in module.named_parameters() if value.requires_grad]
     refuse(not trained, f"field {kind}", "parameters that require a gradient", "none")
+    hint = "keep it in fp32, mixed precision rounds where it pays"
     for name, value in trained:
-        if value.dtype != torch.float32 or value.is_meta:
-            hint = "keep it in fp32, mixed precision rounds where it pays"
-            got = "no values (device meta)" if value.is_meta else str(value.dtype)
-            raise InputError(f"field {kind}: parameter {name}", "torch.float32", got, hint)
+        got = "no values (device meta)" if value.is_meta else value.dtype
+        refuse(got != torch.float32, f"field {kind}: parameter {name}", "torch.float32", got, hint)
+    hint = "checkpoints hold tensors alone: nothing is ever unpickled"
     for name, value in module.state_dict().items():
-        if not isinstance(value, Tensor):
-            hint = "checkpoints hold tensors alone: nothing is ever unpickled"
-            raise InputError(f"field {kind}: state_dict()[{name!r}]", "a tensor", type(value).__name__, hint)
+        what = f"field {kind}: state_dict()[{name!r}]"
+        refuse(not isinstance(value, Tensor), what, "a tensor", type(value).__name__, hint)
     return module
 
 
@@ -234,17 +230,16 @@ def check_field(field: CustomField, aabb: Aabb, device: torch.device) -> None:
 def _asked(field: CustomField, method: str, *points: Tensor) -> Any:
     kind, module = type(field.module).__name__, field.module
     function = module.density if method == "density" else module
+    signature = inspect.signature(getattr(module, method))
     try:
-        inspect.signature(getattr(module, method)).bind(*points)
+        signature.bind(*points)
     except TypeError as error:
-        got = f"{method}{inspect.signature(getattr(module, method))}"
-        raise InputError(f"{kind}.{method}", SIGNATURES[method], got) from error
+        raise InputError(f"{kind}.{method}", SIGNATURES[method], f"{method}{signature}") from error
     try:
         return function(*points)  # type: ignore[operator]
     except Exception as error:
-        where = f"points on {points[0].device}"
         hint = "register tensors as parameters or buffers, so that they move along" if "device" in str(error) else ""
-        raise InputError(f"{kind}.{method}", f"to take {where}", _told(error), hint) from error
+        raise InputError(f"{kind}.{method}", f"to take points on {points[0].device}", _told(error), hint) from error
 
 
 def _told(error: Exception) -> str:
@@ -255,14 +250,11 @@ def _told(error: Exception) -> str:
 def _check_values(
     what: str, value: Any, shape: tuple[int, ...], like: Tensor, *, low: float, high: float = torch.inf
 ) -> None:
-    if not isinstance(value, Tensor) or tuple(value.shape) != shape:
-        got = str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
-        squeeze = isinstance(value, Tensor) and tuple(value.shape) == (*shape, 1)
-        hint = "squeeze the last dimension" if squeeze else ""
-        expected = f"shape {shape} for {like.shape[0]} points"
-        raise InputError(what, expected, got, hint)
-    if value.device != like.device or not value.is_floating_point():
-        raise InputError(what, f"floating numbers on {like.device}", f"{value.dtype} on {value.device}")
+    got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+    hint = "squeeze the last dimension" if got == (*shape, 1) else ""
+    refuse(got != shape, what, f"shape {shape} for {like.shape[0]} points", got, hint)
+    wrong = value.device != like.device or not value.is_floating_point()
+    refuse(wrong, what, f"floating numbers on {like.device}", f"{value.dtype} on {value.device}")
     refuse(not bool(torch.isfinite(value).all()), what, "finite numbers", "NaN or infinity")
     if float(value.min()) < low or float(value.max()) > high + 1e-4:
         hint = "end in a softplus or exp" if high == torch.inf else "end in a sigmoid"

@@ -121,11 +121,9 @@ class FactorField(Staged):
 
     def match_shapes(self, state: Mapping[str, Tensor]) -> bool:
         own = {name: self.state_dict()[name] for name in (*GRIDS, "history")}
-        if not set(own) <= set(state) or any(state[n].dim() != value.dim() for n, value in own.items()):
-            return False
-        if all(state[n].shape == value.shape for n, value in own.items()):
-            return False
-        if any(state[n].shape[:2] != own[n].shape[:2] for n in GRIDS):
+        fits = set(own) <= set(state) and all(state[n].dim() == value.dim() for n, value in own.items())
+        same = fits and all(state[n].shape == value.shape for n, value in own.items())
+        if not fits or same or any(state[n].shape[:2] != own[n].shape[:2] for n in GRIDS):
             return False
         device = self.history.device
         for name in GRIDS:

@@ -23,7 +23,29 @@ SH_DEGREE, GEO_FEATURES = 4, 16  # of the view direction; outputs of the density
 COLOR_DEPTH = 2  # hidden layers of the colour network; the density network has one
 
 
-class InstantNGP(Connected):
+class NgpNetworks(Connected):
+    """Instant-NGP's density and colour networks, which run as one and take one buffer for their gradients."""
+
+    taken = ("weight_sink",)
+    weight_sink: GradientSink | None = None
+
+    def _make_networks(self, inputs: int, width: int, generator: torch.Generator) -> None:
+        """Behind an encoding of so many inputs."""
+        color = SH_DEGREE**2 + GEO_FEATURES
+        self.density_net = FusedMlp(inputs, GEO_FEATURES, width=width, depth=1, generator=generator)
+        self.color_net = FusedMlp(color, 3, width=width, depth=COLOR_DEPTH, generator=generator)
+
+    @property
+    def weights(self) -> NgpWeights:
+        """The five matrices of both networks."""
+        return NgpWeights(*self.density_net.matrices, *self.color_net.matrices)
+
+    def connect(self, buffers: Buffers) -> None:
+        """What else the field is made of takes its own."""
+        self.weight_sink = buffers.sink(*self.weights)
+
+
+class InstantNGP(NgpNetworks):
     """hash(x) -> density network -> density = exp(h_0), features h; [sh(d), h] -> colour network -> sigmoid -> rgb.
     Levels of the grid may be faded by `level_weights`, and the colour network may read more of each ray than its
     direction (`read_rays`): see `nerfturbo.rendering.photos`.
@@ -37,8 +59,6 @@ class InstantNGP(Connected):
     few_launches = captures_ahead = True
     contraction: Contraction = "none"  # of the space outside the box
     fades_by_sample = False  # whether the encoding depends on more of a sample than its position
-    taken = ("weight_sink",)
-    weight_sink: GradientSink | None = None
     level_weights: Callable[[], Tensor] | None = None  # (n_levels,), what the features of each level are multiplied by
     ray_vectors: Callable[[Tensor | None, int], Tensor] | None = None  # (photos of rays, n_rays) -> (n_rays, size)
 
@@ -50,7 +70,7 @@ class InstantNGP(Connected):
         sizes = (config.n_levels, config.n_features, config.log2_entries)
         layout = HashLayout(*sizes, BASE_RESOLUTION, config.max_resolution)
         self.encoding = HashGrid(layout, generator=generator)
-        self.density_net, self.color_net = ngp_networks(layout.n_outputs, config.width, generator)
+        self._make_networks(layout.n_outputs, config.width, generator)
         if config.initial_density != 1.0:
             _begin_at(config.initial_density, self.encoding, self.density_net)
 
@@ -67,21 +87,12 @@ class InstantNGP(Connected):
             return angular
         return torch.cat([angular, self.ray_vectors(camera_indices, directions.shape[0]).to(angular.dtype)], dim=-1)
 
-    def connect(self, buffers: Buffers) -> None:
-        """One buffer for both networks, which run as one; the hash grid takes its own."""
-        self.weight_sink = buffers.sink(*self.weights)
-
     @property
     def bytes_per_sample(self) -> int:
         """Of rendering, an estimate: encoding and logits, or a few layers where they are not fused."""
         row = self.encoding.values[:1]
         fused = skips_unused(row, self.weights)
         return 64 + self.encoding.layout.n_outputs * row.element_size() if fused else 1024
-
-    @property
-    def weights(self) -> NgpWeights:
-        """The five matrices of both networks."""
-        return NgpWeights(*self.density_net.matrices, *self.color_net.matrices)
 
     @property
     def faded_weights(self) -> NgpWeights:
@@ -114,8 +125,8 @@ class InstantNGP(Connected):
     ) -> tuple[Tensor, Tensor]:
         unit = unit_positions(positions, self.aabb, self.contraction)
         angular = self.ray_features(directions, camera_indices)
-        grid = self.encoding
-        if self.level_weights is None and grid.sink is None and self.weight_sink is None:
+        grid, plain = self.encoding, self.level_weights is None and not self.fades_by_sample
+        if plain and grid.sink is None and self.weight_sink is None:
             return ngp_query(unit, angular, None, NgpGrid(grid.table, grid.layout, grid.read), self.weights)
         return activated(ngp_field(self._encode(unit), angular, None, self.weights, sink=self.weight_sink))
 
@@ -229,23 +240,12 @@ class AntiAliasedNGP(InstantNGP):
         return wide if self.contraction == "none" else wide * fold_scale(unit_positions, self.contraction)
 
     def _faded(self, unit_positions: Tensor, footprints: Tensor, n_used: Tensor | None = None) -> Tensor:
-        encoding = self._encode(unit_positions, n_used)
+        encoding = super()._encode(unit_positions, n_used)
         return fade_levels(encoding, footprints, self.encoding.layout, n_used=n_used)
 
-    def density(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
-        if not torch.is_grad_enabled() and positions.dtype != torch.float64:
-            return super().density(positions, times)
-        unit = unit_positions(positions, self.aabb, self.contraction)
-        faded = self._faded(unit, self.footprint.expand(unit.shape[0]))
-        return truncated_exp(fused_mlp(faded, list(self.density_net.weights))[:, 0])
-
-    def forward(
-        self, positions: Tensor, directions: Tensor, times: Tensor | None = None, camera_indices: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        unit = unit_positions(positions, self.aabb, self.contraction)
-        faded = self._faded(unit, self.footprint.expand(unit.shape[0]))
-        angular = self.ray_features(directions, camera_indices).to(faded.dtype)
-        return activated(ngp_field(faded, angular, None, self.weights, sink=self.weight_sink))
+    def _encode(self, unit_positions: Tensor, n_used: Tensor | None = None) -> Tensor:
+        """Where no camera looks."""
+        return self._faded(unit_positions, self.footprint.expand(unit_positions.shape[0]), n_used)
 
     def _sample_encoding(self, rays: Rays, samples: PackedSamples) -> Tensor:
         positions = self._sample_positions(rays, samples)
@@ -278,13 +278,6 @@ class FadedEvaluator(NgpEvaluator):
         weights = InstantNGP.faded_weights.fget(field)  # type: ignore[attr-defined]
         logits = ngp_field(faded, self.angular.to(faded.dtype), ray_indices, weights, n_used=n_used)
         return logits[:, 3], logits[:, :3]
-
-
-def ngp_networks(inputs: int, width: int, generator: torch.Generator) -> tuple[FusedMlp, FusedMlp]:
-    """Instant-NGP's density and colour networks behind an encoding of so many inputs."""
-    density = FusedMlp(inputs, GEO_FEATURES, width=width, depth=1, generator=generator)
-    color = FusedMlp(SH_DEGREE**2 + GEO_FEATURES, 3, width=width, depth=COLOR_DEPTH, generator=generator)
-    return density, color
 
 
 @torch.no_grad()

@@ -15,15 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from ..config import DynamicNgpConfig
-from ..ops import GradientSink
 from ..ops.hash_encode import HashLayout, HashLevel
-from ..ops.ngp import NgpWeights, ngp_field
+from ..ops.ngp import ngp_field
 from ..ops.positions import sample_positions
 from ..ops.random import Stream, random_uniform
 from ..ops.spherical_harmonics import spherical_harmonics
 from ..types import Aabb, PackedSamples, Rays
-from .field import Buffers
-from .ngp import SH_DEGREE, ngp_networks
+from .ngp import SH_DEGREE, NgpNetworks
 from .parts import BASE_RESOLUTION, FusedMlp, HashGrid, activated, truncated_exp
 from .vanilla import from_the_start, times_of
 
@@ -35,7 +33,7 @@ PRIOR_POINTS = 4096
 TRIPLES = ((0, 1, 3), (1, 2, 3), (0, 2, 3))  # of (x, y, z, t)
 
 
-class DynamicNGP(nn.Module):
+class DynamicNGP(NgpNetworks):
     """motion(x, t) -> displacement; [hash(x + displacement), motion(x, t)] -> density and colour as in Instant-NGP.
 
     >>> field = DynamicNGP(Aabb.cube(1.0), DynamicNgpConfig(log2_entries=10, motion_log2_entries=8))
@@ -46,7 +44,6 @@ class DynamicNGP(nn.Module):
 
     bytes_per_sample = 1024  # of rendering, an estimate
     captures_ahead = True
-    weight_sink: GradientSink | None = None
     stillness = 1e-3  # weight of the prior
     speed = 0.1  # of what moves, over that of the scene: how fast its features learn
 
@@ -68,16 +65,7 @@ class DynamicNGP(nn.Module):
         if config.follow != "features":
             self.deform_net = FusedMlp(n_motion, 3, width=config.width, depth=2, generator=generator)
         inputs = config.n_levels * config.n_features + (0 if config.follow == "deform" else n_motion)
-        self.density_net, self.color_net = ngp_networks(inputs, config.width, generator)
-
-    @property
-    def weights(self) -> NgpWeights:
-        """The five matrices of the density and colour networks."""
-        return NgpWeights(*self.density_net.weights, *self.color_net.weights)
-
-    def connect(self, buffers: Buffers) -> None:
-        """One buffer for the density and colour networks; the grids and the deformation take their own."""
-        self.weight_sink = buffers.sink(*self.weights)
+        self._make_networks(inputs, config.width, generator)
 
     def _over_time(self, unit: Tensor, times: Tensor, n_used: Tensor | None) -> Tensor:
         """(n, motion features) of places (n, 3) in [0, 1]^3 at times (n,)."""

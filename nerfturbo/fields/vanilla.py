@@ -1,6 +1,8 @@
 """The original NeRF: a deep network over frequency-encoded positions and directions. For dynamic scenes with time as
 one more input (T-NeRF), or with a deformation before it (D-NeRF)."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -43,11 +45,8 @@ class VanillaNeRF(nn.Module):
         n_position = 3 * (2 * POSITION_FREQUENCIES + 1) + n_more
         n_direction = 3 * (2 * DIRECTION_FREQUENCIES + 1)
         width = config.width
-        self.skip = config.depth // 2 if config.depth > 4 else -1
-        inputs = [n_position] + [width] * (config.depth - 1)
-        if self.skip > 0:
-            inputs[self.skip] += n_position
-        self.trunk = nn.ModuleList(nn.Linear(n, width) for n in inputs)
+        self.skip = config.depth // 2 if config.depth > 4 else None
+        self.trunk = self._make_trunk(n_position)
         self.density_head = nn.Linear(width, 1)
         self.feature_head = nn.Linear(width, width)
         self.color_hidden = nn.Linear(width + n_direction, width // 2)
@@ -70,6 +69,12 @@ class VanillaNeRF(nn.Module):
                 module.weight.copy_(draw_uniform(*module.weight.shape, bound=bound, generator=generator))
                 module.bias.zero_()
 
+    def _make_trunk(self, n_inputs: int) -> nn.ModuleList:
+        widths = [n_inputs] + [self.config.width] * (self.config.depth - 1)
+        if self.skip is not None:
+            widths[self.skip] += n_inputs
+        return nn.ModuleList(nn.Linear(n, self.config.width) for n in widths)
+
     def _place(self, positions: Tensor) -> Tensor:
         """(n, 3) in [-1, 1]^3."""
         return unit_positions(positions, self.aabb, self.contraction) * 2.0 - 1.0
@@ -78,16 +83,14 @@ class VanillaNeRF(nn.Module):
         return frequency_encode(self._place(positions), POSITION_FREQUENCIES)
 
     def _trunk(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
-        skip = self.skip if self.skip > 0 else None
-        layers = [layer for layer in self.trunk if isinstance(layer, nn.Linear)]
-        return self._layers(self._encode(positions, times), layers, skip=skip, relu_last=True)
+        return self._layers(self._encode(positions, times), self.trunk, trunk=True)
 
-    def _layers(
-        self, inputs: Tensor, layers: list[nn.Linear], *, skip: int | None = None, relu_last: bool = False
-    ) -> Tensor:
+    def _layers(self, inputs: Tensor, layers: Iterable[nn.Module], *, trunk: bool = False) -> Tensor:
+        """One layer after the other; a `trunk` has the skip, and a ReLU at its end."""
         inputs = inputs if self.compute_dtype is None else inputs.to(self.compute_dtype)
-        weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-        return wide_mlp(inputs, weights, biases, skip=skip, relu_last=relu_last)
+        linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+        weights, biases = [layer.weight for layer in linear], [layer.bias for layer in linear]
+        return wide_mlp(inputs, weights, biases, skip=self.skip if trunk else None, relu_last=trunk)
 
     def _density(self, hidden: Tensor) -> Tensor:
         logits = self._layers(hidden, [self.density_head])[:, 0]
@@ -107,13 +110,10 @@ class VanillaNeRF(nn.Module):
 
     def _evaluate(self, positions: Tensor, directions: Tensor, times: Tensor | None) -> tuple[Tensor, Tensor]:
         hidden = self._trunk(positions, times)
-        logits = self._color_logits(hidden, directions)
-        return torch.sigmoid(logits if logits.dtype == torch.float64 else logits.float()), self._density(hidden)
-
-    def _color_logits(self, hidden: Tensor, directions: Tensor) -> Tensor:
         features = self._layers(hidden, [self.feature_head])
         encoded = frequency_encode(directions, DIRECTION_FREQUENCIES).to(features.dtype)
-        return self._layers(torch.cat([features, encoded], dim=-1), [self.color_hidden, self.color_head])
+        logits = self._layers(torch.cat([features, encoded], dim=-1), [self.color_hidden, self.color_head])
+        return torch.sigmoid(logits if logits.dtype == torch.float64 else logits.float()), self._density(hidden)
 
 
 def times_of(positions: Tensor, times: Tensor | None) -> Tensor:
@@ -161,10 +161,7 @@ class DeformedNeRF(VanillaNeRF):
         config = config or VanillaConfig()
         super().__init__(aabb, config, seed=seed)
         n_inputs = 3 * (2 * DEFORM_FREQUENCIES + 1) + 2 * TIME_FREQUENCIES + 1
-        inputs = [n_inputs] + [config.width] * (config.depth - 1)
-        if self.skip > 0:
-            inputs[self.skip] += n_inputs
-        self.deform_trunk = nn.ModuleList(nn.Linear(n, config.width) for n in inputs)
+        self.deform_trunk = self._make_trunk(n_inputs)
         self.deform_head = nn.Linear(config.width, 3)
         self._initialise(torch.Generator().manual_seed(seed))
         with torch.no_grad():
@@ -174,9 +171,7 @@ class DeformedNeRF(VanillaNeRF):
         """(n, 3) from places (n, 3) in [-1, 1]^3 at `times` (n,) to those of time 0."""
         encoded = [frequency_encode(places, DEFORM_FREQUENCIES)]
         encoded.append(frequency_encode(times[:, None] * 2.0 - 1.0, TIME_FREQUENCIES))
-        trunk = [layer for layer in self.deform_trunk if isinstance(layer, nn.Linear)]
-        skip = self.skip if self.skip > 0 else None
-        hidden = self._layers(torch.cat(encoded, dim=-1), trunk, skip=skip, relu_last=True)
+        hidden = self._layers(torch.cat(encoded, dim=-1), self.deform_trunk, trunk=True)
         # Half precision would move points by steps that the finest sines see: the last product stays in full.
         with torch.autocast(places.device.type, enabled=False):
             moved = nn.functional.linear(hidden.to(places.dtype), self.deform_head.weight, self.deform_head.bias)

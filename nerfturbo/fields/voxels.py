@@ -199,7 +199,7 @@ class VoxelGrid(Staged, Connected):
         while new.nodes.shape[0] > self.config.max_nodes and target > old.resolution:
             target = max(old.resolution, int(target * COARSER))
             new = subdivided(stay, old.resolution, target)
-        carry = _Interpolation(old, new, self.index.empty)
+        carry = _interpolation(old, new, self.index.empty)
         density, color = carry("density_table", self.density_table), carry("color_table", self.color_table)
         before = self.n_nodes
         self._store(new, torch.cat([self.history, self.history.new_tensor([new.nodes.shape[0]])]))
@@ -239,24 +239,23 @@ class VoxelEvaluator:
         return logits[:, 3], logits[:, :3]
 
 
-class _Interpolation:
+def _interpolation(old: VoxelStructure, new: VoxelStructure, empty: float) -> Carry:
     """Tensors with a row per node of the old structure, at the nodes of the new one. Where nothing was stored,
     densities are empty; everything else, moments above all, is zero."""
 
-    def __init__(self, old: VoxelStructure, new: VoxelStructure, empty: float) -> None:
-        self.old, self.new, self.empty = old, new, empty
-
     @torch.no_grad()
-    def __call__(self, name: str, values: Tensor) -> Tensor:
-        if values.shape[:1] != self.old.nodes.shape:
+    def carry(name: str, values: Tensor) -> Tensor:
+        if values.shape[:1] != old.nodes.shape:
             return values
-        places = node_positions(self.new.nodes, self.new.resolution)
+        places = node_positions(new.nodes, new.resolution)
         flat = values if values.dim() == 2 else values[:, None]
         out = torch.empty(places.shape[0], flat.shape[1], dtype=flat.dtype, device=flat.device)
-        index = self.old.index(self.empty if name in ("density_table", "density_table.average") else 0.0)
+        index = old.index(empty if name in ("density_table", "density_table.average") else 0.0)
         for column in range(flat.shape[1]):
             out[:, column] = voxels.voxel_density(places.to(flat.dtype), flat[:, column].contiguous(), index)
         return out.view(-1, *values.shape[1:])
+
+    return carry
 
 
 # --- which nodes are stored -------------------------------------------------------------------------------------------
@@ -283,9 +282,9 @@ def split_nodes(nodes: Tensor, resolution: int) -> tuple[Tensor, Tensor, Tensor]
     return place // (along * along), place // along % along, place % along
 
 
-def node_positions(nodes: Tensor, resolution: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def node_positions(nodes: Tensor, resolution: int) -> Tensor:
     """(n, 3) in the unit cube."""
-    return torch.stack(split_nodes(nodes, resolution), dim=-1).to(dtype) / resolution
+    return torch.stack(split_nodes(nodes, resolution), dim=-1).float() / resolution
 
 
 def node_keys(x: Tensor, y: Tensor, z: Tensor, resolution: int) -> Tensor:
@@ -312,9 +311,9 @@ def build_structure(keys: Tensor, resolution: int) -> VoxelStructure:
     return VoxelStructure(resolution, nodes, blocks.view(side, side, side), rows)
 
 
-def dense_structure(resolution: int, device: torch.device | str = "cpu") -> VoxelStructure:
+def dense_structure(resolution: int) -> VoxelStructure:
     """All nodes of the box."""
-    places = torch.arange((resolution + 1) ** 3, device=device)
+    places = torch.arange((resolution + 1) ** 3)
     return build_structure(node_keys(*split_nodes(places, resolution), resolution), resolution)
 
 

@@ -54,23 +54,27 @@ class GradientSink:
     buffers: tuple[Tensor, ...]  # one per parameter, of its shape, contiguous: fp32, or fp16 for a hash table
     found_inf: Tensor | None = None
 
-    def check(self, names: Sequence[str], parameters: Sequence[Tensor]) -> None:
-        if len(self.buffers) != len(parameters):
-            raise InputError("sink.buffers", f"{len(parameters)} tensors, one per parameter", str(len(self.buffers)))
-        for name, buffer, parameter in zip(names, self.buffers, parameters, strict=True):
-            same = buffer.shape == parameter.shape and buffer.device == parameter.device
-            if not same or not buffer.is_contiguous() or not buffer.is_floating_point():
-                got = f"{tuple(buffer.shape)} {buffer.dtype} on {buffer.device}"
-                wanted = f"a contiguous floating tensor {tuple(parameter.shape)} on {parameter.device}"
-                raise InputError(f"sink buffer of {name}", wanted, got)
-            refuse(buffer.requires_grad, f"sink buffer of {name}", "a tensor without gradient", "requires_grad=True")
-
     def take(self, parts: Sequence[Tensor], *, finite: bool) -> None:
         """Add gradients that were summed beside the buffers, and raise the flag where one was not finite."""
         for buffer, part in zip(self.buffers, parts, strict=False):
             buffer.add_(part)
         if self.found_inf is not None and not finite:
             self.found_inf.fill_(1.0)
+
+
+def check_sink(sink: GradientSink | None, names: Sequence[str], parameters: Sequence[Tensor]) -> None:
+    """That a sink, if there is one, has a buffer for each parameter."""
+    if sink is None:
+        return
+    if len(sink.buffers) != len(parameters):
+        raise InputError("sink.buffers", f"{len(parameters)} tensors, one per parameter", str(len(sink.buffers)))
+    for name, buffer, parameter in zip(names, sink.buffers, parameters, strict=True):
+        same = buffer.shape == parameter.shape and buffer.device == parameter.device
+        if not same or not buffer.is_contiguous() or not buffer.is_floating_point():
+            got = f"{tuple(buffer.shape)} {buffer.dtype} on {buffer.device}"
+            wanted = f"a contiguous floating tensor {tuple(parameter.shape)} on {parameter.device}"
+            raise InputError(f"sink buffer of {name}", wanted, got)
+        refuse(buffer.requires_grad, f"sink buffer of {name}", "a tensor without gradient", "requires_grad=True")
 
 
 class _Redirect(torch.autograd.Function):

@@ -25,7 +25,7 @@ from ..ops.frame import FinishedRays, LiveRays, NextSamples, RoundLimits
 from ..sampling.grid import GridSampler, MarchSettings, OccupancyGrid, as_sampler
 from ..sampling.sampler import Sampler
 from ..types import Aabb, Rays, RenderOutput
-from .render import field_functions, volume_rendering
+from .render import ask_field, field_functions, volume_rendering
 
 Places = OccupancyGrid | Sampler  # what places samples
 STRIP = 8  # rows of pixels that are walked together, column after column: 32 rays are 8 x 4 pixels
@@ -104,20 +104,14 @@ class Evaluator:
     def __init__(self, field: Field, rays: Rays) -> None:
         self.field, self.rays = field, rays
         one = rays[slice(0, 1)]  # asked for the number of channels; none if there are no rays
-        self.channels = self._ask(one.origins, torch.arange(len(one), device=rays.device))[0].shape[1]
-
-    def _ask(self, positions: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        rays = self.rays
-        times = None if rays.times is None else rays.times[index]
-        cameras = None if rays.camera_indices is None else rays.camera_indices[index]
-        return self.field(positions, rays.directions[index], times, cameras)
+        self.channels = ask_field(field, rays, one.origins, torch.arange(len(one), device=rays.device))[0].shape[1]
 
     def __call__(self, samples: NextSamples) -> tuple[Tensor, Tensor]:
         """Density (n,) and rgb (n, channels) of the rows in use: waits for the device to know how many."""
         n = min(int(samples.n_used), samples.t_starts.shape[0])
         if n == 0:  # nothing to ask, and not every field takes nothing
             return samples.t_starts[:0], samples.t_starts.new_empty(0, self.channels)
-        rgb, density = self._ask(samples.positions[:n], samples.ray_indices[:n].long())
+        rgb, density = ask_field(self.field, self.rays, samples.positions[:n], samples.ray_indices[:n].long())
         return density, rgb
 
 

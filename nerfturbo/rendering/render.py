@@ -128,23 +128,27 @@ def _checked_density(density: Tensor, samples: PackedSamples) -> Tensor:
     raise InputError("density", f"shape (n_samples,) = ({samples.capacity},)", str(tuple(density.shape)), hint)
 
 
+def ask_field(field: Field, rays: Rays, positions: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """rgb and density of a field at positions (n, 3) on the rays with these indices (n,)."""
+    times = None if rays.times is None else rays.times[index]
+    cameras = None if rays.camera_indices is None else rays.camera_indices[index]
+    return field(positions, take_rows(rays.directions, index), times, cameras)
+
+
 def field_functions(field: Field, rays: Rays) -> tuple[SigmaFn, RgbSigmaFn]:
     """The two callables of a field over these rays."""
 
-    def at(t_starts: Tensor, t_ends: Tensor, ray_indices: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def at(t_starts: Tensor, t_ends: Tensor, ray_indices: Tensor) -> tuple[Tensor, Tensor]:
         index = ray_indices.long()
         middle = ((t_starts + t_ends) * 0.5)[:, None]
-        positions = take_rows(rays.origins, index) + take_rows(rays.directions, index) * middle
-        return positions, index, None if rays.times is None else rays.times[index]
+        return take_rows(rays.origins, index) + take_rows(rays.directions, index) * middle, index
 
     def sigma_fn(t_starts: Tensor, t_ends: Tensor, ray_indices: Tensor) -> Tensor:
-        positions, _, times = at(t_starts, t_ends, ray_indices)
-        return field.density(positions, times)
+        positions, index = at(t_starts, t_ends, ray_indices)
+        return field.density(positions, None if rays.times is None else rays.times[index])
 
     def rgb_sigma_fn(t_starts: Tensor, t_ends: Tensor, ray_indices: Tensor) -> tuple[Tensor, Tensor]:
-        positions, index, times = at(t_starts, t_ends, ray_indices)
-        cameras = None if rays.camera_indices is None else rays.camera_indices[index]
-        return field(positions, take_rows(rays.directions, index), times, cameras)
+        return ask_field(field, rays, *at(t_starts, t_ends, ray_indices))
 
     return sigma_fn, rgb_sigma_fn
 

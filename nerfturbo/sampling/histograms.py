@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..errors import InputError
+from ..ops._sink import Node
 from ..ops.intervals import PlacedIntervals, Space, Spacing, importance_sample, place_intervals, spread
 from ..ops.packed import packed_cumsum
 from ..ops.positions import ray_aabb
@@ -122,7 +122,7 @@ def outer_weights(edges: Tensor, key_edges: Tensor, key_weights: Tensor) -> Tens
     return _RangeSums.apply(key_weights, first, end)
 
 
-class _RangeSums(torch.autograd.Function):
+class _RangeSums(Node):
     """Sums of values[first_i : end_i] along each ray, where first and end never fall.
 
     A value belongs to consecutive ranges, so its gradient is a sum over a range as well: no scattering, whose order of
@@ -136,13 +136,12 @@ class _RangeSums(torch.autograd.Function):
         return _range_sums(values, first, end)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         first, end = ctx.saved_tensors
         places = torch.arange(ctx.n, device=first.device).expand(first.shape[0], -1).contiguous()
         begin = torch.searchsorted(end, places, right=True)  # the first range that ends behind the value
         beyond = torch.searchsorted(first, places, right=True)  # the first that begins behind it
-        return _range_sums(grad, begin, beyond), None, None  # values, first, end
+        return (_range_sums(grad, begin, beyond),)
 
 
 def _range_sums(values: Tensor, first: Tensor, end: Tensor) -> Tensor:

@@ -11,14 +11,13 @@ from ...errors import InputError, refuse
 from ...ops import march
 from ...ops._checks import check_shape
 from ...ops.march import OccupancyBits, StepRule, pack_bits
-from ...ops.march.reference import inverse_lattice, lattice
+from ...ops.march.reference import collect, inverse_lattice, lattice
 from ...types import Aabb, PackedSamples
 from . import _rays
 from ._rays import RayIntervals, RaySamples, or_older, packed_info_of
 
 __all__ = ["ray_aabb_intersect", "traverse_grids"]
 
-TESTED_AT_ONCE = 1 << 22  # points held in memory at a time
 MOST_REMEMBERED = 1 << 26  # samples of a walk that may be kept for its next steps: 0.8 GB
 FAR = 1e10  # where nerfacc's unbounded rays end
 NESTED_TOLERANCE = 1e-5  # of a box's size
@@ -261,7 +260,7 @@ def lattice_samples(
         within = (middle >= enter[rays, None]) & (middle < leave[rays, None])
         return t0, t1, within & keep(origins[rays, None] + directions[rays, None] * middle[..., None])
 
-    return _collect(origins[:, 0], n_steps + 2, pieces)
+    return PackedSamples.from_counts(*collect(origins[:, 0], n_steps + 2, pieces))
 
 
 def _cell_stretches(origins: Tensor, directions: Tensor, grids: Grids, enter: Tensor, leave: Tensor) -> PackedSamples:
@@ -282,18 +281,7 @@ def _cell_stretches(origins: Tensor, directions: Tensor, grids: Grids, enter: Te
         points = origins[rays, None] + directions[rays, None] * ((t0 + t1) * 0.5)[..., None]
         return t0, t1, (t1 - t0 > 1e-6 * t1.abs().clamp_min(1e-3)) & values_at(grids, points)[0].bool()
 
-    return _collect(origins[:, 0], face.shape[0], pieces)
-
-
-def _collect(like: Tensor, per_ray: int, pieces: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]) -> PackedSamples:
-    """Samples of starts, ends and which to keep, (rays, per_ray) each, of some of the rays like (n_rays,) at a time."""
-    starts, ends, counts = [like[:0]], [like[:0]], [torch.zeros(0, dtype=torch.long, device=like.device)]
-    for rays in torch.arange(like.shape[0], device=like.device).split(max(1, TESTED_AT_ONCE // per_ray)):
-        t0, t1, keep = pieces(rays)
-        starts.append(t0[keep])
-        ends.append(t1[keep])
-        counts.append(keep.sum(-1))
-    return PackedSamples.from_counts(torch.cat(counts), torch.cat(starts), torch.cat(ends))
+    return PackedSamples.from_counts(*collect(origins[:, 0], face.shape[0], pieces))
 
 
 class Walk(NamedTuple):

@@ -335,7 +335,15 @@ def accumulate_along_rays(
     >>> accumulate_along_rays(torch.tensor([1.0, 2.0, 4.0]), None, torch.tensor([0, 0, 2]), 3).tolist()
     [[3.0], [0.0], [4.0]]
     """
-    source = _weighted(weights, values, ray_indices)
+    if _in_columns(weights, (None, ray_indices, None)):
+        weights = weights[:, 0]
+    expected = weights.shape if ray_indices is None else ray_indices.shape
+    refuse(weights.shape != expected, "weights", f"shape {tuple(expected)}", tuple(weights.shape))
+    source = weights[..., None]
+    if values is not None:
+        wanted = f"shape {(*weights.shape, 'channels')}"
+        refuse(values.shape[:-1] != weights.shape, "values", wanted, tuple(values.shape))
+        source = source * values
     if ray_indices is None:
         return source.sum(dim=-2)
     if n_rays is None:
@@ -350,24 +358,9 @@ def accumulate_along_rays_(
     weights: Tensor, values: Some = None, ray_indices: Some = None, outputs: Some = None
 ) -> None:
     """`accumulate_along_rays`, added to `outputs` (n_rays, channels) in place."""
-    source = _weighted(weights, values, ray_indices)
     if outputs is None:
         raise InputError("outputs", "a tensor (n_rays, channels)", "none")
-    if ray_indices is None:
-        outputs.add_(source.sum(dim=-2))
-    else:
-        outputs.index_add_(0, ray_indices.long(), source.to(outputs.dtype))
-
-
-def _weighted(weights: Tensor, values: Tensor | None, ray_indices: Tensor | None) -> Tensor:
-    if _in_columns(weights, (None, ray_indices, None)):
-        weights = weights[:, 0]
-    expected = weights.shape if ray_indices is None else ray_indices.shape
-    refuse(weights.shape != expected, "weights", f"shape {tuple(expected)}", tuple(weights.shape))
-    if values is None:
-        return weights[..., None]
-    refuse(values.shape[:-1] != weights.shape, "values", f"shape {(*weights.shape, 'channels')}", tuple(values.shape))
-    return weights[..., None] * values
+    outputs.add_(accumulate_along_rays(weights, values=values, ray_indices=ray_indices, n_rays=outputs.shape[0]))
 
 
 @or_older(_old_distortion)

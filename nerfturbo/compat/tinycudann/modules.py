@@ -115,19 +115,13 @@ class _Twice(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         wanted = ctx.needs_input_grad[3:]
         twice = torch.is_grad_enabled()  # the gradient itself will be differentiated: build it from what can be
-        values = ctx.saved_tensors if twice else ctx.inner
+        values, scale = (ctx.saved_tensors, 1.0) if twice else (ctx.inner, ctx.scale)
         sources = [value for value, want in zip(values, wanted, strict=True) if want]
-        if twice:
-            result = ctx.plain(*ctx.saved_tensors)
-            found = torch.autograd.grad(
-                result, sources, grad.to(result.dtype), create_graph=True, allow_unused=True, materialize_grads=True
-            )
-        else:
-            scaled = grad if ctx.scale == 1.0 else grad * ctx.scale  # out of half precision's smallest numbers
-            found = torch.autograd.grad(ctx.result, sources, scaled, retain_graph=True, allow_unused=True)
-            if ctx.scale != 1.0:
-                found = [None if value is None else value / ctx.scale for value in found]
-        left = iter(found)
+        result = ctx.plain(*values) if twice else ctx.result
+        scaled = (grad if scale == 1.0 else grad * scale).to(result.dtype)  # out of half precision's smallest numbers
+        options = {"create_graph": twice, "retain_graph": True, "allow_unused": True, "materialize_grads": twice}
+        found = torch.autograd.grad(result, sources, scaled, **options)
+        left = iter(value if value is None or scale == 1.0 else value / scale for value in found)
         grads = [next(left) if want else None for want in wanted]
         return None, None, None, *grads  # fast, plain, scale, x, params
 

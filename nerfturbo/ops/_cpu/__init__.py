@@ -148,9 +148,11 @@ if hasattr(os, "register_at_fork"):
 
 
 def launch(kernel: Callable[..., None], n: int, grain: int, *arguments: Any) -> None:
-    """kernel(first, last, *arguments) over range(n), at most `grain` items a call, on torch's number of threads."""
+    """kernel(first, last, *arguments) over range(n), at most `grain` items a call, on torch's number of threads. It
+    gets the memory of tensors as arrays (`array`): those it writes must have their elements in order."""
     if n <= 0:
         return
+    arguments = tuple(array(value) if isinstance(value, Tensor) else value for value in arguments)
     helpers = min(torch.get_num_threads(), -(-n // grain)) - 1
     if helpers < 1:
         kernel(0, n, *arguments)

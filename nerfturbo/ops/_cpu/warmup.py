@@ -7,7 +7,6 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 
@@ -105,18 +104,12 @@ def compile_part(names: Sequence[str]) -> None:
 
 def is_cached() -> bool:
     """Whether the kernels of a training step lie on disk, compiled: a guess that costs a few milliseconds."""
-    try:
-        return all(kernel._cache._cache_file._load_index() for kernel in _kernels())
+    modules = {op: importlib.import_module(f"..{op}.cpu", __package__) for op in _STEP_KERNELS}
+    caches = [getattr(modules[op], name)._cache for op, names in _STEP_KERNELS.items() for name in names]
+    try:  # there is no file where there is no place for a cache
+        return all(cache._cache_file._load_index() for cache in caches if hasattr(cache, "_cache_file"))
     except (AttributeError, OSError):
         return False
-
-
-def _kernels() -> Iterator[Any]:
-    for op, names in _STEP_KERNELS.items():
-        module = importlib.import_module(f"..{op}.cpu", __package__)
-        for kernel in (getattr(module, name) for name in names):
-            if hasattr(kernel._cache, "_cache_file"):  # not where there is no place for a cache
-                yield kernel
 
 
 def _steps() -> Iterator[tuple[str, Callable[[], object]]]:

@@ -171,14 +171,14 @@ def load_point(p_positions, i, m, stride_n, stride_c):
 
 
 @triton.jit
-def corner_slopes(value, fx, fy, fz, C: tl.constexpr):
-    """What `value` at corner C of a cell adds to the blend's derivatives along x, y and z."""
+def add_slopes(gx, gy, gz, value, fx, fy, fz, C: tl.constexpr):
+    """The blend's derivatives along x, y and z with what `value` at corner C of a cell adds to them."""
     wx = fx if C & 1 else 1.0 - fx
     wy = fy if C & 2 else 1.0 - fy
     wz = fz if C & 4 else 1.0 - fz
-    dx = (value if C & 1 else -value) * wy * wz
-    dy = (value if C & 2 else -value) * wx * wz
-    return dx, dy, (value if C & 4 else -value) * wx * wy
+    gx += (value if C & 1 else -value) * wy * wz
+    gy += (value if C & 2 else -value) * wx * wz
+    return gx, gy, gz + (value if C & 4 else -value) * wx * wy
 
 
 @triton.jit

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._cpu import array, as_float32, jit, launch
+from .._cpu import as_float32, jit, launch
 from . import reference
 
 CHUNK = 1 << 16
@@ -75,7 +75,7 @@ def check_gradients(grads: list[Tensor], found_inf: Tensor) -> Tensor:
     square = 0.0
     for grad in grads:
         sums = np.empty(-(-grad.numel() // CHUNK))
-        launch(_square_sums, sums.shape[0], 1, array(as_float32("grads", grad)).reshape(-1), sums)
+        launch(_square_sums, sums.shape[0], 1, as_float32("grads", grad).reshape(-1), sums)
         square += float(sums.sum())
     norm = torch.tensor(square, dtype=torch.float32).sqrt()
     if not torch.isfinite(norm):

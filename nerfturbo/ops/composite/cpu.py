@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...types import PackedSamples
-from .._cpu import array, as_float32, jit, launch
+from .._cpu import as_float32, jit, launch
 from .._sink import Node
 from . import GOLDEN, LAST_CODE, LONGEST, MIX, OPAQUE, PER_OCTAVE, Thinning
 
@@ -75,9 +75,8 @@ def _visible(first, last, offsets, starts, ends, density, eps, threshold, out):
                 through += decay * through
 
 
-def _intervals(samples: PackedSamples) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    starts, ends = as_float32("t_starts", samples.t_starts), as_float32("t_ends", samples.t_ends)
-    return array(samples.offsets), array(starts), array(ends)
+def _intervals(samples: PackedSamples) -> tuple[Tensor, Tensor, Tensor]:
+    return samples.offsets, as_float32("t_starts", samples.t_starts), as_float32("t_ends", samples.t_ends)
 
 
 class _Composite(Node):
@@ -87,10 +86,8 @@ class _Composite(Node):
         out_rgb, out_ray = torch.empty(n_rays, rgb.shape[1]), torch.empty(2, n_rays)
         weights, passed = torch.empty(samples.capacity), torch.empty(samples.capacity)
         weights[used:] = 0.0
-        field = (array(as_float32("density", density)), array(as_float32("rgb", rgb)))
-        outputs = (out_rgb.numpy(), out_ray.numpy(), weights.numpy(), passed.numpy())
-        limits = (np.float32(eps), np.float32(threshold))
-        launch(_forward, n_rays, CHUNK, *_intervals(samples), *field, *limits, *outputs)
+        field = (as_float32("density", density), as_float32("rgb", rgb), np.float32(eps), np.float32(threshold))
+        launch(_forward, n_rays, CHUNK, *_intervals(samples), *field, out_rgb, out_ray, weights, passed)
         ctx.save_for_backward(rgb, weights, passed)
         ctx.samples, ctx.dtype = samples, density.dtype
         return out_rgb, out_ray[0], out_ray[1], weights
@@ -102,10 +99,8 @@ class _Composite(Node):
         grad_density, grad_rgb = torch.empty(samples.capacity), torch.empty(rgb.shape)
         grad_density[used:] = 0.0
         grad_rgb[used:] = 0.0
-        incoming = (array(g_rgb), array(torch.stack([g_opacity, g_depth])), array(g_weights))
-        saved = (array(rgb.float()), weights.numpy(), passed.numpy())
-        results = (grad_density.numpy(), grad_rgb.numpy())
-        launch(_backward, samples.n_rays, CHUNK, *_intervals(samples), *saved, *incoming, *results)
+        incoming, saved = (g_rgb, torch.stack([g_opacity, g_depth]), g_weights), (rgb.float(), weights, passed)
+        launch(_backward, samples.n_rays, CHUNK, *_intervals(samples), *saved, *incoming, grad_density, grad_rgb)
         return grad_density.to(ctx.dtype), grad_rgb.to(rgb.dtype)
 
 
@@ -118,8 +113,7 @@ def visibility(density: Tensor, samples: PackedSamples, *, early_stop_eps: float
     out = torch.empty(samples.capacity, dtype=torch.bool)
     out[int(samples.offsets[-1]) :] = False
     limits = (np.float32(early_stop_eps), np.float32(alpha_thre))
-    values = array(as_float32("density", density))
-    launch(_visible, samples.n_rays, CHUNK, *_intervals(samples), values, *limits, out.numpy())
+    launch(_visible, samples.n_rays, CHUNK, *_intervals(samples), as_float32("density", density), *limits, out)
     return out
 
 
@@ -171,7 +165,6 @@ def _merge(first, last, offsets, optical, phases, limit, codes):
 
 def merge_weak_samples(optical: Tensor, samples: PackedSamples, thinning: Thinning) -> Tensor:
     codes = torch.zeros(samples.capacity, dtype=torch.uint8)
-    values, limit = array(as_float32("optical", optical)), np.float32(thinning.weight)
-    rays = (array(samples.offsets), values, array(thinning.phases), limit)
-    launch(_merge, samples.n_rays, MERGE_CHUNK, *rays, codes.numpy())
+    rays = (samples.offsets, as_float32("optical", optical), thinning.phases, np.float32(thinning.weight))
+    launch(_merge, samples.n_rays, MERGE_CHUNK, *rays, codes)
     return codes

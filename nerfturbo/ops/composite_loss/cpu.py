@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ...types import PackedSamples
-from .._cpu import array, as_float32, jit, launch
+from .._cpu import as_float32, jit, launch
 from .._sink import Node
 from ..composite.cpu import _intervals
 from ..ngp import MAX_LOGIT
@@ -127,11 +127,9 @@ class _CompositeLoss(Node):
         grad = torch.empty(4 if ctx.needs_input_grad[0] else 0, samples.capacity)
         grad[:, used:] = 0.0
         losses, rgb = np.empty((n_rays, 2)), torch.empty(n_rays, 3)
-        pictures = (array(background.float()), array(target.float()))
-        settings = (rule.kind == "huber", np.float32(rule.delta), np.float32(share))
-        logits = array(as_float32("raw", raw).t())
-        results = (losses, rgb.numpy(), grad.numpy())
-        launch(_forward, n_rays, CHUNK, *_intervals(samples), logits, *pictures, kept, *settings, *results)
+        inputs = (as_float32("raw", raw).t(), background.float(), target.float())
+        settings = (kept, rule.kind == "huber", np.float32(rule.delta), np.float32(share))
+        launch(_forward, n_rays, CHUNK, *_intervals(samples), *inputs, *settings, losses, rgb, grad)
         loss, mse = (torch.tensor(total * share, dtype=torch.float32) for total in losses.sum(axis=0))
         ctx.save_for_backward(grad)
         ctx.dtype = raw.dtype
@@ -226,9 +224,8 @@ class _RayLosses(Node):
         grad[used:] = 0.0
         losses = np.empty(n_rays)
         weights = np.array([rule.distortion / rule.unit, rule.opacity, rule.sparsity], np.float32)
-        logits = array(as_float32("raw", raw[:, 3]))
-        settings = (kept, weights, np.float32(share))
-        launch(_losses_forward, n_rays, CHUNK, *_intervals(samples), logits, *settings, losses, grad.numpy())
+        settings = (as_float32("raw", raw[:, 3]), kept, weights, np.float32(share))
+        launch(_losses_forward, n_rays, CHUNK, *_intervals(samples), *settings, losses, grad)
         ctx.save_for_backward(grad)
         ctx.dtype = raw.dtype
         return torch.tensor(float(losses.sum()) * share, dtype=torch.float32)

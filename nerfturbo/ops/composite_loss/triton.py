@@ -218,11 +218,13 @@ def _scale_kernel(p_grad, p_arrived, p_scale, p_out, n, BLOCK: tl.constexpr):
     tl.store(p_out + i, value * factor, mask=i < n)
 
 
-def _scaled(grad: Tensor, arrived: Tensor, scale: Tensor | None) -> Tensor:
+def _scale_gradient(ctx: Any, arrived: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradient that the forward left, times what arrives at the loss over the scale it was kept at."""
+    grad, scale = ctx.saved_tensors
     out, n = torch.empty_like(grad), grad.numel()
     if n:
         _scale_kernel[(cdiv(n, SCALE_BLOCK),)](grad, arrived, scale, out, n, BLOCK=SCALE_BLOCK)
-    return out
+    return (out,)
 
 
 class _CompositeLoss(Node):
@@ -247,10 +249,7 @@ class _CompositeLoss(Node):
         ctx.mark_non_differentiable(mse, rgb)
         return loss, mse, rgb
 
-    @staticmethod
-    def backward(ctx: Any, arrived: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        grad, scale = ctx.saved_tensors
-        return (_scaled(grad, arrived, scale),)
+    backward = staticmethod(_scale_gradient)
 
 
 def composite_loss(raw, samples, background, target, *, rule, gradient_scale) -> tuple[Tensor, Tensor, Tensor]:
@@ -382,10 +381,7 @@ class _RayLosses(Node):
         ctx.save_for_backward(grad, scale)
         return loss
 
-    @staticmethod
-    def backward(ctx: Any, arrived: Tensor) -> tuple[Tensor | None, ...]:
-        grad, scale = ctx.saved_tensors
-        return (_scaled(grad, arrived, scale),)
+    backward = staticmethod(_scale_gradient)
 
 
 def ray_losses(raw, samples, *, rule, gradient_scale) -> Tensor:

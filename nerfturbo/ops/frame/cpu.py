@@ -142,22 +142,18 @@ def next_samples(live: LiveRays, *, rows: int, limits: RoundLimits, aabb: Aabb |
     outer = live.grid.aabb.scaled(2.0 ** (live.grid.levels - 1))
     box = np.array([outer.low, outer.high], np.float32)
     bounds = np.array([limits.least, limits.most, limits.growth], np.float32)
-    queue = live.places[live.side, :n_live].numpy()
-    origins, directions, state = live.origins.numpy(), live.directions.numpy(), live.state.numpy()
+    rays = (live.places[live.side, :n_live], live.origins, live.directions, live.state)
     firsts, words = np.empty(n_live, np.float32), np.empty(n_live, np.uint32)
     counts, steps = np.empty(n_live, np.int32), np.empty(n_live, np.float32)
-    launch(
-        _find_all, n_live, CHUNK, queue, origins, directions, state, marching._grid(live.grid, live.summary), rule, box,
-        np.float32(live.rule.near), np.float32(live.rule.far), bounds, firsts, words, counts, steps,
-    )  # fmt: skip
+    limited = (box, np.float32(live.rule.near), np.float32(live.rule.far), bounds)
+    grid = marching._grid(live.grid, live.summary)
+    launch(_find_all, n_live, CHUNK, *rays, grid, rule, *limited, firsts, words, counts, steps)
     spans = torch.empty(2, live.state.shape[0], dtype=torch.int32)
     used = _fit(counts, rows, spans.numpy())
     positions, t_starts, t_ends = torch.empty(3, used), torch.empty(used), torch.empty(used)
     ray_indices = torch.empty(used, dtype=torch.int32)
-    launch(
-        _write, n_live, CHUNK, queue, origins, directions, state, rule, firsts, words, steps, spans.numpy(),
-        positions.numpy(), t_starts.numpy(), t_ends.numpy(), ray_indices.numpy(),
-    )  # fmt: skip
+    found = (firsts, words, steps, spans)
+    launch(_write, n_live, CHUNK, *rays, rule, *found, positions, t_starts, t_ends, ray_indices)
     if aabb is not None:
         low, size = aabb.tensor()[0], torch.tensor(aabb.size)
         positions.sub_(low[:, None]).div_(size[:, None])
@@ -169,11 +165,11 @@ def next_samples(live: LiveRays, *, rows: int, limits: RoundLimits, aabb: Aabb |
 def absorb_samples(live, samples, density, rgb, *, early_stop_eps, alpha_thre, logits) -> None:
     n_live = int(live.n_live)
     queue, alive = live.places[live.side, :n_live], torch.empty(n_live, dtype=torch.bool)
+    # As they lie in memory, whatever their order: only read, they need no copy.
     field = (as_float32("density", density).detach().numpy(), as_float32("rgb", rgb).detach().numpy())
-    launch(
-        _absorb, n_live, CHUNK, queue.numpy(), live.state.numpy(), samples.spans.numpy(), samples.t_starts.numpy(),
-        samples.t_ends.numpy(), *field, np.float32(early_stop_eps), np.float32(alpha_thre), logits, alive.numpy(),
-    )  # fmt: skip
+    taken, limits = (samples.spans, samples.t_starts, samples.t_ends), (early_stop_eps, alpha_thre)
+    settings = (*(np.float32(limit) for limit in limits), logits)
+    launch(_absorb, n_live, CHUNK, queue, live.state, *taken, *field, *settings, alive)
     survivors = queue[alive]
     live.places[1 - live.side, : survivors.shape[0]] = survivors
     live.counts[1 - live.side] = survivors.shape[0]

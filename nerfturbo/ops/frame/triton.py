@@ -21,7 +21,8 @@ from .. import _triton as gpu
 from .._triton import INTERPRETED, cdiv, launchable, next_power_of_2
 from ..march import OccupancyBits
 from ..march import triton as marching
-from ..positions.triton import box_interval, unit_box
+from ..positions import unit_box
+from ..positions.triton import box_interval
 from . import COLOR, DEPTH, STEP, TAKEN, THROUGH, WALKED, WINDOW, LiveRays, NextSamples, RoundLimits
 
 SHORT = tl.constexpr(1e-3)  # cells by which a leap stops short of a face: more than rounding moves a point
@@ -103,9 +104,7 @@ def load_live_rays(p_origins, p_directions, ray, m, step, rule, box, walked, CON
     """Rays as `prepare_rays` leaves them, their part inside the box, and the lattice steps to begin and to end with."""
     ox, oy, oz = gpu.load_point(p_origins, ray, m, 3, 1)
     dx, dy, dz = gpu.load_point(p_directions, ray, m, 3, 1)
-    t_min, t_max = box_interval(
-        ox, oy, oz, dx, dy, dz, box[0], box[1], box[2], box[3], box[4], box[5], rule[0], rule[1]
-    )  # fmt: skip
+    t_min, t_max = box_interval(ox, oy, oz, dx, dy, dz, box, rule[0], rule[1])
     first = tl.maximum(tl.floor(marching._inverse_lattice(t_min, rule, CONE)) - 1.0, 0.0)
     origin = ((ox - box[6]) * box[9], (oy - box[7]) * box[10], (oz - box[8]) * box[11])
     direction = (dx * box[9], dy * box[10], dz * box[11])
@@ -350,13 +349,12 @@ def next_samples(live: LiveRays, *, rows: int, limits: RoundLimits, aabb: Aabb |
     floats = torch.empty(5, rows, dtype=torch.float32, device=device)
     ray_indices = torch.empty(rows, dtype=torch.int32, device=device)
     spans = torch.empty(2, n_rays, dtype=torch.int32, device=device)
-    unit = unit_box(aabb)
     counts = live.counts
     _next_kernel[(_programs(live),)](
         live.origins, live.directions, live.state, live.places[side], counts[side:], counts[1 - side :], counts[2:],
         grid.bits, live.summary, floats, floats[3], floats[4], ray_indices, spans, rows, n_rays,
-        marching._rule_arguments(live.rule), marching._box_arguments(grid.aabb, grid.resolution, grid.levels), unit,
-        (limits.least, limits.most, limits.growth),
+        marching._rule_arguments(live.rule), marching._box_arguments(grid.aabb, grid.resolution, grid.levels),
+        unit_box(aabb), (limits.least, limits.most, limits.growth),
         COLUMNS=live.state.shape[1], CONE=live.rule.cone_angle > 0.0, LEVELS=grid.levels, RESOLUTION=grid.resolution,
         SKIP=live.summary is not None, WINDOW=WINDOW, WALKED=float(WALKED), BLOCK=BLOCK,
         num_warps=1, enable_fp_fusion=False,

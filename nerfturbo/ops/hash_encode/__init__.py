@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .._checks import check_device, check_tensor, refuse
 from .._dispatch import implementation
-from .._sink import GradientSink, check_count
+from .._sink import GradientSink, check_count, check_sink
 
 PRIMES = (1, 2654435761, 805459861)
 
@@ -117,8 +117,7 @@ def hash_encode(
     check_count(n_used, positions.device)
     if half is not None:
         check_tensor("half", half, tuple(table.shape))
-    if sink is not None:
-        sink.check(["table"], [table])
+    check_sink(sink, ["table"], [table])
     encode = implementation("hash_encode", "hash_encode", positions)
     return encode(positions, table, layout, half=half, sink=sink, n_used=n_used)
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._cpu import array, as_float32, jit, launch
+from .._cpu import as_float32, jit, launch
 from .._cpu.vector import add_to, dot, lerp, load, load_column, multiply_add, scale, store_column, total, zeros
 from .._sink import Node, linear
 from . import PRIMES, HashLayout
@@ -179,9 +179,8 @@ def encode(positions: Tensor, table: Tensor, layout: HashLayout, unit: Tensor, o
     """Write the clamped positions to unit (3, n) and their features to out (n_outputs, >= n). fp32, no gradient."""
     n = unit.shape[1]
     n_chunks, lanes = -(-n // CHUNK), (0,) * layout.n_features
-    launch(_prepare, n, 4 * CHUNK, positions.detach().numpy(), unit.numpy())
-    rows, levels = array(table), _levels(layout)
-    launch(_encode, layout.n_levels * n_chunks, 1, n_chunks, unit.numpy(), rows, levels, lanes, out.numpy())
+    launch(_prepare, n, 4 * CHUNK, positions.detach().numpy(), unit)
+    launch(_encode, layout.n_levels * n_chunks, 1, n_chunks, unit, table, _levels(layout), lanes, out)
 
 
 class _HashEncode(Node):
@@ -197,32 +196,25 @@ class _HashEncode(Node):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         positions, values, unit = ctx.saved_tensors
-        layout, n_used = ctx.layout, ctx.n_used
+        layout, n_used, sink = ctx.layout, ctx.n_used, ctx.sink
         levels, lanes = _levels(layout), (0,) * layout.n_features
-        columns = array(grad.float().t())
+        columns = grad.float().t().contiguous()
         to_positions = to_table = None
         if ctx.needs_input_grad[1]:
-            to_table = _table_gradient(unit, columns, layout, ctx.sink, n_used)
-            to_table = None if to_table is None else to_table.to(ctx.dtype)
+            buffer = None if sink is None or sink.buffers[0].dtype != torch.float32 else sink.buffers[0]
+            target = torch.empty(layout.n_entries, layout.n_features) if buffer is None else buffer
+            checks = np.zeros(layout.n_levels, np.float32)
+            launch(_scatter, layout.n_levels, 1, n_used, unit, columns, levels, lanes, buffer is None, target, checks)
+            if sink is None:
+                to_table = target.to(ctx.dtype)
+            else:
+                sink.take((target,) if buffer is None else (), finite=bool(np.isfinite(checks).all()))
         if ctx.needs_input_grad[0]:
             wide = torch.zeros(positions.shape[0], 3)
-            source, rows = positions.detach().float().numpy(), array(values.float())
-            launch(_slope, n_used, CHUNK // 4, source, unit.numpy(), rows, columns, levels, lanes, wide.numpy())
+            source, rows = positions.detach().float().numpy(), values.float()
+            launch(_slope, n_used, CHUNK // 4, source, unit, rows, columns, levels, lanes, wide)
             to_positions = wide.to(positions.dtype)
         return to_positions, to_table
-
-
-def _table_gradient(unit, columns, layout, sink, n_used) -> Tensor | None:
-    """A new gradient, or None after adding it to the sink's buffer."""
-    buffer = None if sink is None or sink.buffers[0].dtype != torch.float32 else sink.buffers[0]
-    target = torch.empty(layout.n_entries, layout.n_features) if buffer is None else buffer
-    checks, lanes = np.zeros(layout.n_levels, np.float32), (0,) * layout.n_features
-    numbers = (unit.numpy(), columns, _levels(layout), lanes, buffer is None, target.numpy(), checks)
-    launch(_scatter, layout.n_levels, 1, n_used, *numbers)
-    if sink is None:
-        return target
-    sink.take((target,) if buffer is None else (), finite=bool(np.isfinite(checks).all()))
-    return None
 
 
 def hash_encode(positions, table, layout, *, half=None, sink=None, n_used=None) -> Tensor:
@@ -249,9 +241,8 @@ def _fade(first, last, values, footprints, bounds, n_features, used, out):
 def _run(footprints: Tensor, layout: HashLayout, used: int, values: Tensor) -> Tensor:
     out = torch.empty(values.shape)
     bounds = np.array([1.0 / (math.sqrt(8.0) * level.scale) for level in layout.levels], np.float32)
-    rows = array(as_float32("encoding", values))
-    widths = array(as_float32("footprints", footprints))
-    launch(_fade, values.shape[0], FADE_CHUNK, rows, widths, bounds, layout.n_features, used, out.numpy())
+    rows, widths = as_float32("encoding", values), as_float32("footprints", footprints)
+    launch(_fade, values.shape[0], FADE_CHUNK, rows, widths, bounds, layout.n_features, used, out)
     return out.to(values.dtype)
 
 

@@ -178,23 +178,6 @@ def _vector_atomics(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 9
 
 
-def _launch(sums, scale, found_inf, positions, grad, layout, n_used, first, count, runs) -> None:
-    if count == 0:
-        return
-    n, block = positions.shape[0], RUN_BLOCK if runs else BLOCK
-    levels, scales = level_constants(layout, sums.device)
-    # A vector atomic holds 16 bytes.
-    pair = 2 * layout.n_features * sums.element_size() <= 16
-    pair = pair and (sums.dtype == torch.float16 or _vector_atomics(sums.device))
-    _backward_table_kernel[(cdiv(n, block) * count,)](
-        p_positions=positions, p_grad=grad, p_table=sums, p_levels=levels, p_scales=scales, p_used=n_used,
-        p_found_inf=found_inf, p_scale=scale, n=n, first_level=first,
-        stride_xn=positions.stride(0), stride_xc=positions.stride(1),
-        stride_gn=grad.stride(0), stride_gf=grad.stride(1),
-        LEVELS=count, F=layout.n_features, BLOCK=block, PAIR=pair, RUNS=runs, num_warps=RUN_WARPS if runs else WARPS,
-    )  # fmt: skip
-
-
 @functools.lru_cache(maxsize=64)
 def _coarse_levels(layout: HashLayout) -> int:
     return sum(level.scale <= RUN_SCALE for level in layout.levels)
@@ -215,16 +198,27 @@ def add_table_gradient(buffer, positions, grad, layout, n_used, found_inf) -> No
     """buffer += gradient of the table, for the incoming gradient (n, n_levels * n_features) in any strides."""
     if buffer.dtype not in (torch.float32, torch.float16):
         raise InputError("sink buffer of table", "torch.float32 or torch.float16", str(buffer.dtype))
-    if positions.shape[0] == 0:
+    n, n_coarse = positions.shape[0], _coarse_levels(layout)
+    if n == 0:
         return
-    n_coarse = _coarse_levels(layout)
     sums, scale, inverse = buffer, None, None
     if torch.are_deterministic_algorithms_enabled():
         scale, inverse = _fixed_point_scale(grad, n_used)
         sums = torch.zeros(buffer.shape, dtype=torch.int64, device=buffer.device)
-    common = (sums, scale, found_inf, positions, grad, layout, n_used)
-    _launch(*common, 0, n_coarse, True)
-    _launch(*common, n_coarse, layout.n_levels - n_coarse, False)
+    levels, scales = level_constants(layout, sums.device)
+    # A vector atomic holds 16 bytes.
+    pair = 2 * layout.n_features * sums.element_size() <= 16
+    pair = pair and (sums.dtype == torch.float16 or _vector_atomics(sums.device))
+    for first, last, runs in ((0, n_coarse, True), (n_coarse, layout.n_levels, False)):
+        block = RUN_BLOCK if runs else BLOCK
+        if first < last:
+            _backward_table_kernel[(cdiv(n, block) * (last - first),)](
+                p_positions=positions, p_grad=grad, p_table=sums, p_levels=levels, p_scales=scales, p_used=n_used,
+                p_found_inf=found_inf, p_scale=scale, n=n, first_level=first,
+                stride_xn=positions.stride(0), stride_xc=positions.stride(1),
+                stride_gn=grad.stride(0), stride_gf=grad.stride(1), LEVELS=last - first, F=layout.n_features,
+                BLOCK=block, PAIR=pair, RUNS=runs, num_warps=RUN_WARPS if runs else WARPS,
+            )  # fmt: skip
     if inverse is not None:
         buffer.add_(sums.to(torch.float32) * inverse)
 
@@ -300,8 +294,7 @@ def _backward_positions_kernel(
     i_feature = tl.arange(0, F)
     x, y, z = gpu.load_point(p_positions, i, m, stride_xn, stride_xc)
     gx = tl.zeros([BLOCK], tl.float32)
-    gy = tl.zeros([BLOCK], tl.float32)
-    gz = tl.zeros([BLOCK], tl.float32)
+    gy, gz = gx, gx
     for i_level in range(LEVELS):
         offset, nodes, hash_mask, scale = load_level(p_levels, p_scales, i_level)
         ix, fx = cell_of(x, scale)
@@ -315,10 +308,7 @@ def _backward_positions_kernel(
             p = p_table + offset * F + (row * F)[:, None] + i_feature[None, :]
             b_entry = tl.load(p, mask=m[:, None], other=0.0).to(tl.float32)
             dot = tl.sum(b_grad * b_entry, 1) * scale
-            dx, dy, dz = gpu.corner_slopes(dot, fx, fy, fz, c)
-            gx += dx
-            gy += dy
-            gz += dz
+            gx, gy, gz = gpu.add_slopes(gx, gy, gz, dot, fx, fy, fz, c)
     gpu.store_slopes(p_out, i, n, m, x, y, z, gx, gy, gz)
 
 

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._cpu import array, as_float32, jit, launch
+from .._cpu import as_float32, jit, launch
 from .._sink import Node
+from ..positions import unit_box
 from ..positions.cpu import FOLDS, HALF, ONE, TWO, fold_unit
 from . import LEAST, LEAST_REST, SPACINGS
 
@@ -85,13 +86,11 @@ def _weigh_back(first, last, distances, weights, passed, arrived, grad):
 def place_intervals(places, origins, directions, *, near, far, spacing, unit, space) -> tuple[Tensor, Tensor]:
     n_rays, n = places.shape[0], places.shape[1] - 1
     named = {"places": places, "origins": origins, "directions": directions, "near": near, "far": far}
-    inputs = [array(as_float32(name, value)) for name, value in named.items()]
-    box = np.array([[0.0] * 3, [1.0] * 3], np.float32)
-    if space.aabb is not None:
-        box = np.array([space.aabb.low, [1.0 / size for size in space.aabb.size]], np.float32)
+    inputs = [as_float32(name, value) for name, value in named.items()]
+    box = np.array(unit_box(space.aabb), np.float32).reshape(2, 3)
     distances, positions = torch.empty(n_rays, n + 1), torch.empty(3, n_rays * n)
     rule = (SPACINGS.index(spacing), np.float32(unit), box, FOLDS.index(space.contraction))
-    launch(_place, n_rays, CHUNK, *inputs, *rule, distances.numpy(), positions.numpy())
+    launch(_place, n_rays, CHUNK, *inputs, *rule, distances, positions)
     return distances, positions.t()
 
 
@@ -99,8 +98,8 @@ class _IntervalWeights(Node):
     @staticmethod
     def forward(ctx: Any, density: Tensor, distances: Tensor) -> Tensor:
         weights, passed = torch.empty(density.shape), torch.empty(density.shape)
-        field = (array(as_float32("density", density)), array(as_float32("distances", distances)))
-        launch(_weigh, density.shape[0], CHUNK, *field, weights.numpy(), passed.numpy())
+        field = (as_float32("density", density), as_float32("distances", distances))
+        launch(_weigh, density.shape[0], CHUNK, *field, weights, passed)
         ctx.save_for_backward(distances, weights, passed)
         ctx.dtype = density.dtype
         return weights
@@ -109,8 +108,7 @@ class _IntervalWeights(Node):
     def backward(ctx: Any, arrived: Tensor) -> tuple[Tensor | None, ...]:
         distances, weights, passed = ctx.saved_tensors
         grad = torch.empty(weights.shape)
-        saved = (array(distances.float()), array(weights), array(passed))
-        launch(_weigh_back, weights.shape[0], CHUNK, *saved, array(arrived.float()), grad.numpy())
+        launch(_weigh_back, weights.shape[0], CHUNK, distances.float(), weights, passed, arrived.float(), grad)
         return (grad.to(ctx.dtype),)
 
 
@@ -156,7 +154,6 @@ def importance_sample(edges, weights, n_samples, *, jitter, padding) -> Tensor:
     n_rays = edges.shape[0]
     shift = torch.full((n_rays, 1), 0.5) if jitter is None else jitter
     out = torch.empty(n_rays, n_samples + 1)
-    named = {"edges": edges, "weights": weights, "jitter": shift}
-    inputs = [array(as_float32(name, value)) for name, value in named.items()]
-    launch(_invert, n_rays, DRAW_CHUNK, *inputs, np.float32(padding), out.numpy())
+    inputs = (as_float32("edges", edges), as_float32("weights", weights), as_float32("jitter", shift))
+    launch(_invert, n_rays, DRAW_CHUNK, *inputs, np.float32(padding), out)
     return out

@@ -14,7 +14,8 @@ from torch import Tensor
 from .. import _triton as gpu
 from .._sink import Node
 from .._triton import INTERPRETED, cdiv, check_kernel_float, launchable
-from ..positions.triton import FOLDS, fold_unit, unit_box
+from ..positions import unit_box
+from ..positions.triton import FOLDS, store_positions
 from . import LEAST, LEAST_REST, SPACINGS
 
 BLOCK = 256
@@ -57,16 +58,7 @@ def _place_kernel(
     t1 = _unwarp(low + span * tl.load(p_places + i_place + 1, mask=m, other=0.0), SPACING) * unit
     tl.store(p_distances + i_place, t0, mask=m)
     tl.store(p_distances + i_place + 1, t1, mask=m & (i - i_ray * n == n - 1))
-    middle = (t0 + t1) * 0.5
-    p_o, p_d = p_origins + i_ray * 3, p_directions + i_ray * 3
-    x = (tl.load(p_o, mask=m, other=0.0) + tl.load(p_d, mask=m, other=0.0) * middle - box[0]) * box[3]
-    y = (tl.load(p_o + 1, mask=m, other=0.0) + tl.load(p_d + 1, mask=m, other=0.0) * middle - box[1]) * box[4]
-    z = (tl.load(p_o + 2, mask=m, other=0.0) + tl.load(p_d + 2, mask=m, other=0.0) * middle - box[2]) * box[5]
-    x, y, z = fold_unit(x, y, z, FOLD)
-    p = p_positions + i
-    tl.store(p, x, mask=m)
-    tl.store(p + n_total.to(tl.int64), y, mask=m)
-    tl.store(p + 2 * n_total.to(tl.int64), z, mask=m)
+    store_positions(p_positions, p_origins, p_directions, i, i_ray, m, (t0 + t1) * 0.5, n_total, box, FOLD)
 
 
 @triton.jit

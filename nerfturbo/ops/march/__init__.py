@@ -56,8 +56,8 @@ class StepRule:
 
     @property
     def bend(self) -> tuple[float, float]:
-        """t_c and u_c, where steps begin to grow; for a cone angle only."""
-        t_c = max(self.near, self.step_size / self.cone_angle)
+        """t_c and u_c, where steps begin to grow; they mean something for a cone angle only."""
+        t_c = max(self.near, self.step_size / self.cone_angle) if self.cone_angle else self.near
         return t_c, (t_c - self.near) / self.step_size
 
 

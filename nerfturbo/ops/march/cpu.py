@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import InputError
 from ...types import PackedSamples
 from .._checks import refuse
 from .._cpu import array, as_float32, jit, launch, scratch
@@ -199,8 +198,7 @@ def _write(first, last, origins, directions, jitter, grid, rule, t_min, t_max, s
 
 
 def _rule(rule: StepRule) -> _Rule:
-    bend = max(rule.near, rule.step_size / rule.cone_angle) if rule.cone_angle else 0.0
-    numbers = (rule.near, rule.step_size, bend, (bend - rule.near) / rule.step_size, math.log1p(rule.cone_angle))
+    numbers = (rule.near, rule.step_size, *rule.bend, math.log1p(rule.cone_angle))
     return _Rule(*(np.float32(number) for number in numbers))
 
 
@@ -225,19 +223,19 @@ def _grid(grid: OccupancyBits, bricks: Tensor | None = None) -> _Grid:
 def march(origins, directions, grid, rule, *, jitter, limits, capacity, n_active) -> PackedSamples:
     n_rays = origins.shape[0]
     outer = grid.aabb.scaled(2.0 ** (grid.levels - 1))
-    t_range = tuple(t.numpy() for t in ray_aabb(origins, directions, outer, near=rule.near, far=rule.far))
-    rays = (array(as_float32("origins", origins)), array(as_float32("directions", directions)))
-    shift = np.empty(0, np.float32) if jitter is None else array(as_float32("jitter", jitter))
-    bounds = np.empty((0, 2), np.float32) if limits is None else array(as_float32("limits", limits))
+    t_range = ray_aabb(origins, directions, outer, near=rule.near, far=rule.far)
+    rays = (as_float32("origins", origins), as_float32("directions", directions))
+    shift = np.empty(0, np.float32) if jitter is None else as_float32("jitter", jitter)
+    bounds = np.empty((0, 2), np.float32) if limits is None else as_float32("limits", limits)
     active = n_rays if n_active is None else int(n_active)
     space, steps = _grid(grid), _rule(rule)
     spans, counts = np.empty((n_rays, 2), np.float32), np.empty(n_rays, np.int32)
     launch(_count, n_rays, CHUNK, *rays, shift, bounds, active, space, steps, *t_range, spans, counts)
     offsets, kept = fit_offsets(counts, capacity)
-    samples = empty_samples(offsets, capacity, kept)
-    written = (samples.t_starts.numpy(), samples.t_ends.numpy(), samples.ray_indices.numpy())
-    launch(_write, n_rays, CHUNK, *rays, shift, space, steps, *t_range, spans, offsets.numpy(), *written)
-    return samples
+    new = empty_samples(offsets, capacity, kept)
+    written = (offsets, new.t_starts, new.t_ends, new.ray_indices)
+    launch(_write, n_rays, CHUNK, *rays, shift, space, steps, *t_range, spans, *written)
+    return new
 
 
 WORD_CHUNK = 2048  # words of 32 cells
@@ -290,11 +288,12 @@ def _pack(first, last, density, threshold, bits):
 @torch.no_grad()
 def decay_and_max(density: Tensor, cells: Tensor, fresh: Tensor, decay: float) -> None:
     _check_in_place("density", density)
-    values, index, n = array(as_float32("fresh", fresh)), array(cells), cells.shape[0]
-    thickness, old = density.numpy(), scratch("old density", n).numpy()
-    launch(_gather, n, CELLS, thickness, index, old)
-    launch(_decay, n, CELLS, thickness, index, old, np.float32(decay))
-    launch(_raise, n, CELLS, thickness.view(np.int32), index, old, values, values.view(np.int32))
+    refuse(density.dtype != torch.float32, "density", "torch.float32", density.dtype)
+    values, n = as_float32("fresh", fresh).contiguous(), cells.shape[0]
+    old = scratch("old density", n)
+    launch(_gather, n, CELLS, density, cells, old)
+    launch(_decay, n, CELLS, density, cells, old, np.float32(decay))
+    launch(_raise, n, CELLS, density.view(torch.int32), cells, old, values, values.view(torch.int32))
 
 
 @torch.no_grad()
@@ -310,6 +309,5 @@ def threshold_bits(density: Tensor, bits: Tensor, threshold: float) -> Tensor:
 
 
 def _check_in_place(name: str, tensor: Tensor) -> None:
-    if not tensor.is_contiguous():
-        raise InputError(name, "a contiguous tensor, it is written in place", f"strides {tensor.stride()}")
-    refuse(name == "density" and tensor.dtype != torch.float32, name, "torch.float32", tensor.dtype)
+    got = f"strides {tensor.stride()}"
+    refuse(not tensor.is_contiguous(), name, "a contiguous tensor, it is written in place", got)

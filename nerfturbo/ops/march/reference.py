@@ -1,6 +1,7 @@
 """Marching by testing every step of the lattice: slow, and plainly right. Occupancy arithmetic without a read-back."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -10,7 +11,8 @@ from ..packed.reference import fit_offsets, scatter_to_capacity
 from ..positions.reference import ray_aabb
 from . import OccupancyBits, StepRule, pack_bits
 
-TESTED_AT_ONCE = 1 << 22  # lattice points held in memory at a time
+TESTED_AT_ONCE = 1 << 22  # points held in memory at a time
+Pieces = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 def lattice(rule: StepRule, u: Tensor) -> Tensor:
@@ -48,6 +50,18 @@ def is_occupied(grid: OccupancyBits, positions: Tensor) -> Tensor:
     return ((grid.bits[index >> 5] >> (index & 31).to(torch.int32)) & 1).bool()
 
 
+def collect(like: Tensor, per_ray: int, pieces: Pieces) -> tuple[Tensor, Tensor, Tensor]:
+    """Counts (n_rays,) int32, starts and ends (n,) of what is kept; pieces(rays) gives starts, ends and which to keep,
+    (rays, per_ray) each, of some of the rays like (n_rays,) at a time."""
+    counts, starts, ends = [like.new_zeros(0, dtype=torch.int32)], [like[:0]], [like[:0]]
+    for rays in torch.arange(like.shape[0], device=like.device).split(max(1, TESTED_AT_ONCE // max(per_ray, 1))):
+        t0, t1, keep = pieces(rays)
+        counts.append(keep.sum(-1, dtype=torch.int32))
+        starts.append(t0[keep])
+        ends.append(t1[keep])
+    return torch.cat(counts), torch.cat(starts), torch.cat(ends)
+
+
 @torch.no_grad()
 def march(origins, directions, grid, rule, *, jitter, limits, capacity, n_active) -> PackedSamples:
     n_rays, device = origins.shape[0], origins.device
@@ -64,23 +78,17 @@ def march(origins, directions, grid, rule, *, jitter, limits, capacity, n_active
     n_steps = int((last - first).clamp(min=0).max().item()) if n_rays else 0
     steps = torch.arange(n_steps, device=device, dtype=t_min.dtype)
 
-    starts, ends, counts = [], [], []
-    for rays in torch.arange(n_rays, device=device).split(max(1, TESTED_AT_ONCE // max(n_steps, 1))):
+    def pieces(rays: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         u = first[rays, None] + steps + offset[rays, None]  # (rays, steps)
         t0, t1 = lattice(rule, u), lattice(rule, u + 1.0)
         middle = (t0 + t1) * 0.5
         keep = (middle >= t_min[rays, None]) & (middle < t_max[rays, None])
         positions = origins[rays, None, :] + directions[rays, None, :] * middle[..., None]
-        keep &= is_occupied(grid, torch.nan_to_num(positions))
-        starts.append(t0[keep])
-        ends.append(t1[keep])
-        counts.append(keep.sum(-1, dtype=torch.int32))
-    empty = torch.zeros(0, device=device, dtype=t_min.dtype)
-    count = torch.cat(counts) if counts else torch.zeros(0, dtype=torch.int32, device=device)
-    offsets, kept = fit_offsets(count, capacity)
-    return scatter_to_capacity(
-        torch.cat([empty, *starts]), torch.cat([empty, *ends]), offsets, capacity=capacity, n_rays_kept=kept
-    )
+        return t0, t1, keep & is_occupied(grid, torch.nan_to_num(positions))
+
+    counts, starts, ends = collect(t_min, n_steps, pieces)
+    offsets, kept = fit_offsets(counts, capacity)
+    return scatter_to_capacity(starts, ends, offsets, capacity=capacity, n_rays_kept=kept)
 
 
 @torch.no_grad()

@@ -61,9 +61,7 @@ def prepare_rays(p_origins, p_directions, p_jitter, p_limits, p_rays, i_ray, m, 
     t_min, t_max, first lattice step, jitter, number of steps, and the largest component of the direction."""
     ox, oy, oz = gpu.load_point(p_origins, i_ray, m, strides[0], strides[1])
     dx, dy, dz = gpu.load_point(p_directions, i_ray, m, strides[2], strides[3])
-    t_min, t_max = box_interval(
-        ox, oy, oz, dx, dy, dz, box[0], box[1], box[2], box[3], box[4], box[5], rule[0], rule[1]
-    )  # fmt: skip
+    t_min, t_max = box_interval(ox, oy, oz, dx, dy, dz, box, rule[0], rule[1])
     if p_limits is not None:
         t_min = tl.maximum(t_min, tl.load(p_limits + 2 * i_ray, mask=m, other=0.0))
         t_max = tl.minimum(t_max, tl.load(p_limits + 2 * i_ray + 1, mask=m, other=0.0))
@@ -342,8 +340,6 @@ def _write_kernel(
 
 
 def _rule_arguments(rule: StepRule) -> tuple[float, ...]:
-    if rule.cone_angle == 0.0:
-        return (rule.near, rule.far, rule.step_size, 0.0, 0.0, 0.0)
     return (rule.near, rule.far, rule.step_size, *rule.bend, math.log1p(rule.cone_angle))
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from ...errors import InputError
 from .._checks import check_device, check_shape, check_tensor, refuse
 from .._dispatch import autocast, implementation
-from .._sink import GradientSink, check_count, zero_tail
+from .._sink import GradientSink, check_count, check_sink, zero_tail
 
 
 def fused_mlp(
@@ -31,8 +31,7 @@ def fused_mlp(
         check_shape(f"weights[{index}]", weight, ("outputs", width))
         check_device(inputs=inputs, **{f"weights_{index}": weight})
         width = weight.shape[0]
-    if sink is not None:
-        sink.check([f"weights[{index}]" for index in range(len(weights))], weights)
+    check_sink(sink, [f"weights[{index}]" for index in range(len(weights))], weights)
     return implementation("mlp", "fused_mlp", inputs)(autocast(inputs), list(weights), sink=sink, n_used=n_used)
 
 

@@ -248,7 +248,7 @@ class _FusedMlp(Node):
         layers = pack_layers(weights)
         rows, out = _rows(layers), torch.empty(weights[-1].shape[0], inputs.shape[0])
         out[:, n_used:] = 0.0
-        launch(_forward, -(-n_used // POINTS), CHUNK, n_used, layers, rows, *by_features(inputs), out.numpy())
+        launch(_forward, -(-n_used // POINTS), CHUNK, n_used, layers, rows, *by_features(inputs), out)
         ctx.save_for_backward(inputs, *weights)
         ctx.layers, ctx.rows, ctx.n_used, ctx.sink = layers, rows, n_used, sink
         return out.t()
@@ -261,8 +261,7 @@ class _FusedMlp(Node):
         to_inputs[:, n_used:] = 0.0
         n_chunks = -(-n_used // (CHUNK * POINTS))
         sums = np.empty((n_chunks, layers.starts[-1]), np.float32)
-        data = (*by_features(inputs), array(grad.t()), sums, to_inputs.numpy())
-        launch(_backward, n_chunks, 1, n_used, layers, ctx.rows, *data)
+        launch(_backward, n_chunks, 1, n_used, layers, ctx.rows, *by_features(inputs), grad.t(), sums, to_inputs)
         own = weight_gradients(sums.sum(axis=0), layers, weights, ctx.sink)
         return to_inputs.t() if ctx.needs_input_grad[0] else None, None, None, *own
 

@@ -444,6 +444,19 @@ def mlp_backward(x, weights, dy, n_used, *, needs_x, sums, found_inf=None) -> Te
     return dx
 
 
+def zero_sums(weights: Sequence[Tensor]) -> list[Tensor]:
+    """fp32 zeros of the matrices' shapes by one fill, each from an aligned address on."""
+    begins = [0]
+    for weight in weights:
+        begins.append(begins[-1] + cdiv(weight.numel(), 32) * 32)
+    zeros = torch.zeros(begins[-1], dtype=torch.float32, device=weights[0].device)
+    return [zeros.as_strided(w.shape, (w.shape[1], 1), at) for w, at in zip(weights, begins[:-1], strict=True)]
+
+
+def in_types_of(weights: Sequence[Tensor], sums: Sequence[Tensor | None]) -> list[Tensor | None]:
+    return [s if s is None or s.dtype == w.dtype else s.to(w.dtype) for s, w in zip(sums, weights, strict=True)]
+
+
 class _FusedMlp(Node):
     @staticmethod
     def forward(ctx: Any, x: Tensor, sink: GradientSink | None, n_used: Tensor | None, *weights: Tensor) -> Tensor:
@@ -454,19 +467,11 @@ class _FusedMlp(Node):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, n_used, *weights = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[3:]
-        if ctx.sink is not None:
-            sums = [b if want else None for b, want in zip(ctx.sink.buffers, wanted, strict=True)]
-        else:
-            sums = [
-                torch.zeros(w.shape, dtype=torch.float32, device=w.device) if want else None
-                for w, want in zip(weights, wanted, strict=True)
-            ]
+        buffers = zero_sums(weights) if ctx.sink is None else ctx.sink.buffers
+        sums = [b if want else None for b, want in zip(buffers, ctx.needs_input_grad[3:], strict=True)]
         found_inf = None if ctx.sink is None else ctx.sink.found_inf
         dx = mlp_backward(x, weights, dy, n_used, needs_x=ctx.needs_input_grad[0], sums=sums, found_inf=found_inf)
-        grads = [None] * len(weights)
-        if ctx.sink is None:
-            grads = [None if s is None else s.to(w.dtype) for s, w in zip(sums, weights, strict=True)]
+        grads = [None] * len(weights) if ctx.sink is not None else in_types_of(weights, sums)
         return dx, None, None, *grads  # x, sink, n_used, weights
 
 

@@ -22,7 +22,7 @@ from ...errors import InputError
 from ...types import Aabb, PackedSamples
 from .._checks import check_device, check_shape, check_tensor
 from .._dispatch import implementation
-from .._sink import GradientSink, check_count
+from .._sink import GradientSink, check_count, check_sink
 from ..composite import Thinning
 from ..hash_encode import HashLayout
 
@@ -65,8 +65,7 @@ def ngp_field(
     check_count(n_used, encoding.device)
     check_weights(weights, encoding.shape[1], directions.shape[1])
     check_device(encoding=encoding, directions=directions, ray_indices=ray_indices, **weights._asdict())
-    if sink is not None:
-        sink.check(NgpWeights._fields, weights)
+    check_sink(sink, NgpWeights._fields, weights)
     field = implementation("ngp", "ngp_field", encoding)
     return field(encoding, directions, ray_indices, weights, sink=sink, n_used=n_used)
 

@@ -133,13 +133,13 @@ class _NgpField(Node):
         layers = mlp.pack_layers(weights)
         out = torch.empty(4, encoding.shape[0])
         out[:, n_used:] = 0.0
-        source = (*mlp.by_features(as_float32("encoding", encoding)), array(as_float32("directions", directions)))
+        source = (*mlp.by_features(as_float32("encoding", encoding)), as_float32("directions", directions), rays)
         rows, n_blocks = _rows(layers, directions.shape[1]), -(-n_used // mlp.POINTS)
         keep = differentiable and n_blocks * rows[6] * mlp.POINTS * 4 <= MAX_KEPT
         shape = (n_blocks if keep else 0, int(rows[6]), mlp.POINTS)
         ctx.memory = _take(math.prod(shape)) if keep else torch.empty(0)
         kept = ctx.memory[: math.prod(shape)].view(shape)
-        launch(_forward, n_blocks, CHUNK, n_used, layers, rows, *source, array(rays), kept.numpy(), out.numpy())
+        launch(_forward, n_blocks, CHUNK, n_used, layers, rows, *source, kept, out)
         ctx.save_for_backward(encoding, directions, rays, *weights)
         ctx.layers, ctx.rows, ctx.n_used, ctx.sink, ctx.kept = layers, rows, n_used, sink, kept
         return out.t()
@@ -154,10 +154,8 @@ class _NgpField(Node):
             tail.zero_()
         n_chunks = -(-n_used // (CHUNK * mlp.POINTS))
         sums = np.empty((n_chunks, layers.starts[-1]), np.float32)
-        rays_read = (array(directions.float()), array(rays))
-        source = (*mlp.by_features(encoding.float()), *rays_read, kept.numpy(), array(grad.t()))
-        results = (sums, g_encoding.numpy(), g_directions.numpy())
-        launch(_backward, n_chunks, 1, n_used, layers, ctx.rows, *source, *results)
+        source = (*mlp.by_features(encoding.float()), directions.float(), rays, kept, grad.t())
+        launch(_backward, n_chunks, 1, n_used, layers, ctx.rows, *source, sums, g_encoding, g_directions)
         # Gradients lie where the activations were: a second backward would have to compute those again.
         if ctx.kept.shape[0]:
             _free.append(ctx.memory)
@@ -203,9 +201,8 @@ def _density_logits(positions: Tensor, table: Tensor, layout: HashLayout, layers
         part = positions[start : start + SLICE]
         unit, encoding = scratch("unit", 3, part.shape[0]), scratch("encoding", layout.n_outputs, part.shape[0])
         encode(part, table, layout, unit, encoding)
-        own = out[start : start + SLICE][None].numpy()
-        n_blocks = -(-part.shape[0] // mlp.POINTS)
-        launch(_density, n_blocks, CHUNK, part.shape[0], layers, encoding.numpy(), False, own)
+        n_blocks, own = -(-part.shape[0] // mlp.POINTS), out[start : start + SLICE][None]
+        launch(_density, n_blocks, CHUNK, part.shape[0], layers, encoding, False, own)
 
 
 def density_at(field, positions, *, n_used, logits) -> Tensor:
@@ -260,8 +257,8 @@ def _advance(first, last, live, begin, through, starts, ends, logits, slots, eps
 def visibility(field, origins, directions, samples, *, early_stop_eps, alpha_thre, thinning) -> Tensor:
     keep = torch.zeros(samples.capacity, dtype=torch.uint8)
     table, layers = as_float32("table", field.table), mlp.pack_layers([field.weights[0], field.weights[1][:1]])
-    rays = (array(as_float32("origins", origins)), array(as_float32("directions", directions)))
-    intervals = (array(samples.t_starts), array(samples.t_ends))
+    rays = (as_float32("origins", origins), as_float32("directions", directions))
+    intervals = (samples.t_starts, samples.t_ends)
     box = (np.array(field.aabb.low, np.float32), np.array(field.aabb.size, np.float32))
     limits = (np.float32(early_stop_eps), np.float32(alpha_thre))
     begin, end = array(samples.offsets[:-1].clone()), array(samples.offsets[1:])
@@ -272,11 +269,11 @@ def visibility(field, origins, directions, samples, *, early_stop_eps, alpha_thr
         slots = np.zeros(live.size + 1, np.int64)
         np.cumsum(np.minimum(end[live] - begin[live], steps), out=slots[1:])
         positions = torch.empty(int(slots[-1]), 3)
-        launch(_place, live.size, RAY_CHUNK, live, begin, *intervals, *rays, *box, slots, positions.numpy())
+        launch(_place, live.size, RAY_CHUNK, live, begin, *intervals, *rays, *box, slots, positions)
         logits = torch.empty(positions.shape[0])
         _density_logits(positions, table, field.layout, layers, logits)
-        rays_state = (live, begin, through, *intervals, logits.numpy(), slots, *limits)
-        launch(_advance, live.size, RAY_CHUNK, *rays_state, keep.numpy(), optical.numpy())
+        rays_state = (live, begin, through, *intervals, logits, slots, *limits)
+        launch(_advance, live.size, RAY_CHUNK, *rays_state, keep, optical)
         live = live[(begin[live] < end[live]) & ~(through[live] < limits[0])]
         steps *= 2
     return keep.view(torch.bool) if thinning is None else merge_weak_samples(optical, samples, thinning)

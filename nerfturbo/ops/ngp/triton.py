@@ -14,7 +14,6 @@ dtypes: products in the table's type; weights of any float type; sums, raw and i
 
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,6 +31,7 @@ from ..hash_encode import HashLayout
 from ..hash_encode import triton as hashing
 from ..mlp import triton as mlp
 from ..mlp.reference import fused_mlp
+from ..positions import unit_box
 from ..positions.triton import sample_positions
 from . import MAX_LOGIT, NgpWeights, activate
 
@@ -247,19 +247,6 @@ def colour_backward(
     return dfeatures
 
 
-def zero_sums(weights: Sequence[Tensor]) -> list[Tensor]:
-    """fp32 zeros of the matrices' shapes by one fill, each from an aligned address on."""
-    begins = [0]
-    for weight in weights:
-        begins.append(begins[-1] + cdiv(weight.numel(), 32) * 32)
-    zeros = torch.zeros(begins[-1], dtype=torch.float32, device=weights[0].device)
-    return [zeros.as_strided(w.shape, (w.shape[1], 1), at) for w, at in zip(weights, begins[:-1], strict=True)]
-
-
-def in_types_of(weights: Sequence[Tensor], sums: Sequence[Tensor]) -> list[Tensor]:
-    return [s if s.dtype == w.dtype else s.to(w.dtype) for s, w in zip(sums, weights, strict=True)]
-
-
 class _NgpField(Node):
     @staticmethod
     def forward(ctx, x, directions, rays, sink, n_used, *weights) -> Tensor:
@@ -271,7 +258,7 @@ class _NgpField(Node):
     @staticmethod
     def backward(ctx: Any, draw: Tensor) -> tuple[Tensor | None, ...]:
         x, directions, rays, features, n_used, *weights = ctx.saved_tensors
-        sums = zero_sums(weights) if ctx.sink is None else list(ctx.sink.buffers)
+        sums = mlp.zero_sums(weights) if ctx.sink is None else list(ctx.sink.buffers)
         found_inf = None if ctx.sink is None else ctx.sink.found_inf
         dx = torch.zeros_like(x) if x.shape[0] == 0 else None
         apart = rays if torch.are_deterministic_algorithms_enabled() else None  # a row per sample, summed in order
@@ -291,7 +278,7 @@ class _NgpField(Node):
                 total = torch.zeros_like(directions, dtype=torch.float32)
                 ddirections = total.index_add_(0, apart.long(), ddirections)
             ddirections = ddirections.to(directions.dtype)
-        grads = [None] * 5 if ctx.sink is not None else in_types_of(weights, sums)
+        grads = [None] * 5 if ctx.sink is not None else mlp.in_types_of(weights, sums)
         return dx, ddirections, None, None, None, *grads  # x, directions, rays, sink, n_used, weights
 
 
@@ -300,21 +287,15 @@ def check_widths(encoding: int, directions: int, weights: NgpWeights) -> None:
     refuse(widest > 64, "weights", "widths up to 64 on the Triton backend", widest, "use ops.fused_mlp")
 
 
-def _library_field(encoding: Tensor, directions: Tensor, ray_indices: Tensor | None, weights: NgpWeights) -> Tensor:
-    """`ngp_field`, layer by layer in fp32."""
-    density_in, density_out, colour_in, colour_mid, colour_out = (w.float() for w in weights)
-    features = mlp.library_mlp(encoding.float(), [density_in, density_out])
-    own = directions.float() if ray_indices is None else directions.float()[ray_indices.long()]
-    colour = mlp.library_mlp(torch.cat([own, features], dim=-1), [colour_in, colour_mid, colour_out])
-    return torch.cat([colour, features[:, :1]], dim=-1)
-
-
 def ngp_field(encoding, directions, ray_indices, weights, *, sink=None, n_used=None) -> Tensor:
     check_kernel_float(encoding=encoding, directions=directions, **weights._asdict())
     check_widths(encoding.shape[1], directions.shape[1], weights)
-    if not mlp.fits(weights, encoding.dtype, encoding.device):
-        own = NgpWeights(*redirect_all(weights, sink))
-        return zero_tail(_library_field(zero_tail(encoding, n_used), directions, ray_indices, own), n_used)
+    if not mlp.fits(weights, encoding.dtype, encoding.device):  # layer by layer in fp32
+        matrices, angular = [w.float() for w in redirect_all(weights, sink)], directions.float()
+        features = mlp.library_mlp(zero_tail(encoding, n_used).float(), matrices[:2])
+        own = angular if ray_indices is None else angular[ray_indices.long()]
+        colour = mlp.library_mlp(torch.cat([own, features], dim=-1), matrices[2:])
+        return zero_tail(torch.cat([colour, features[:, :1]], dim=-1), n_used)
     rays = None if ray_indices is None else ray_indices.contiguous()
     return _NgpField.apply(encoding, directions.contiguous(), rays, sink, n_used, *(w.contiguous() for w in weights))
 
@@ -374,7 +355,7 @@ class _NgpQuery(Node):
     def backward(ctx: Any, grad_rgb: Tensor, grad_density: Tensor) -> tuple[Tensor | None, ...]:
         positions, directions, source, x, features, values, *weights = ctx.saved_tensors
         shape, dtype = ctx.like
-        sums = zero_sums(weights)
+        sums = mlp.zero_sums(weights)
         to_positions = to_directions = to_table = None
         if ctx.needs_input_grad[1]:
             to_directions = torch.zeros(directions.shape, dtype=torch.float32, device=x.device)
@@ -397,7 +378,7 @@ class _NgpQuery(Node):
             to_table = to_table.to(dtype)
         if to_directions is not None and directions.dtype != torch.float32:
             to_directions = to_directions.to(directions.dtype)
-        return to_positions, to_directions, to_table, None, None, *in_types_of(weights, sums)
+        return to_positions, to_directions, to_table, None, None, *mlp.in_types_of(weights, sums)
 
 
 def ngp_query(positions, directions, ray_indices, grid, weights, *, n_used, logits) -> tuple[Tensor, Tensor]:
@@ -599,7 +580,7 @@ def _launch_visibility(origins, directions, samples, field, limit, alpha_thre, t
         p_ends=samples.t_ends.contiguous(), p_counters=counters, p_list=rays, p_table=table, p_levels=levels,
         p_scales=scales, p_w1=density_in, p_w2=density_out, p_alpha_thre=pointer,
         p_keep=seen if thinning is None else None, p_optical=None if thinning is None else seen, n_rays=n_rays,
-        box=(*field.aabb.low, *(1.0 / size for size in field.aabb.size)), limit=limit, alpha_thre=number,
+        box=unit_box(field.aabb), limit=limit, alpha_thre=number,
         MAX_LOGIT=MAX_LOGIT, LEVELS=layout.n_levels, ROWS=rows, F=features, DH=hidden, PH=mlp.padded(hidden),
         T=mlp.operand_type(table.dtype, device), PRECISION=mlp.fp32_precision(), SLOTS=SLOTS, STEPS=STEPS,
         num_warps=VISIBILITY_WARPS,

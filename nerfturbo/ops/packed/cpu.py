@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...types import PackedSamples
-from .._cpu import array, as_float32, jit, launch
+from .._cpu import as_float32, jit, launch
 from .._sink import linear
 from ..composite import PER_OCTAVE
 
@@ -110,19 +110,18 @@ def empty_samples(offsets: Tensor, capacity: int | None, n_rays_kept: Tensor | N
 
 
 def packed_sum(values: Tensor, offsets: Tensor) -> Tensor:
-    offsets, shape, n_rays = offsets.contiguous(), values.shape, offsets.shape[0] - 1
+    shape, n_rays = values.shape, offsets.shape[0] - 1
 
     def run(values: Tensor) -> Tensor:
-        rows = array(as_float32("values", values if values.dim() == 2 else values[:, None]))
+        rows = as_float32("values", values if values.dim() == 2 else values[:, None])
         out = torch.empty(n_rays, rows.shape[1])
-        launch(_sum, n_rays, CHUNK, offsets.numpy(), rows, out.numpy())
+        launch(_sum, n_rays, CHUNK, offsets, rows, out)
         return out.view(n_rays, *shape[1:])
 
     def back(grad: Tensor) -> Tensor:
         out = torch.empty(shape[0], shape[1] if len(shape) == 2 else 1)
         out[int(offsets[-1]) :] = 0.0
-        rows = array(grad.float()).reshape(n_rays, out.shape[1])
-        launch(_spread, n_rays, CHUNK, offsets.numpy(), rows, out.numpy())
+        launch(_spread, n_rays, CHUNK, offsets, grad.float().reshape(n_rays, out.shape[1]), out)
         return out.view(shape)
 
     return linear(values, run, back)
@@ -131,27 +130,25 @@ def packed_sum(values: Tensor, offsets: Tensor) -> Tensor:
 def _cumsum(offsets: Tensor, exclusive: bool, reverse: bool, values: Tensor) -> Tensor:
     out = torch.empty(values.shape[0])
     out[int(offsets[-1]) :] = 0.0
-    rows = array(as_float32("values", values))
-    launch(_scan, offsets.shape[0] - 1, CHUNK, offsets.numpy(), rows, exclusive, reverse, out.numpy())
+    launch(_scan, offsets.shape[0] - 1, CHUNK, offsets, as_float32("values", values), exclusive, reverse, out)
     return out
 
 
 def packed_cumsum(values: Tensor, offsets: Tensor, *, exclusive: bool, reverse: bool) -> Tensor:
-    offsets = offsets.contiguous()
     scan, back = (functools.partial(_cumsum, offsets, exclusive, turn) for turn in (reverse, not reverse))
     return linear(values, scan, back)
 
 
 @torch.no_grad()
 def compact(samples: PackedSamples, keep: Tensor, *, capacity: int | None) -> PackedSamples:
-    offsets, mask, codes = array(samples.offsets), array(keep).view(np.uint8), keep.dtype == torch.uint8
+    offsets, mask, codes = samples.offsets, keep.contiguous().view(torch.uint8), keep.dtype == torch.uint8
     counts = np.empty(samples.n_rays, np.int32)
     launch(_count_kept, samples.n_rays, CHUNK, offsets, mask, counts)
     new_offsets, kept = fit_offsets(counts, capacity)
     if samples.n_rays_kept is not None:
         kept = samples.n_rays_kept if kept is None else torch.minimum(kept, samples.n_rays_kept)
     new = empty_samples(new_offsets, capacity, kept)
-    old = (array(as_float32("t_starts", samples.t_starts)), array(as_float32("t_ends", samples.t_ends)))
-    written = (new_offsets.numpy(), new.t_starts.numpy(), new.t_ends.numpy(), new.ray_indices.numpy())
+    old = (as_float32("t_starts", samples.t_starts), as_float32("t_ends", samples.t_ends))
+    written = (new_offsets, new.t_starts, new.t_ends, new.ray_indices)
     launch(_move_kept, samples.n_rays, CHUNK, offsets, mask, codes, *old, *written)
     return new

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ...types import PackedSamples
 from ..composite import stretched
@@ -46,7 +47,7 @@ def packed_cumsum(values: Tensor, offsets: Tensor, *, exclusive: bool, reverse: 
         padded = padded.flip(1)
     scanned = padded.cumsum(1)
     if exclusive:  # shifted, not subtracted: a large value must not eat the digits of the sum before it
-        scanned = torch.cat([torch.zeros_like(scanned[:, :1]), scanned[:, :-1]], dim=1)
+        scanned = pad(scanned[:, :-1], (1, 0))
     if reverse:
         scanned = scanned.flip(1)
     result = take_rows(scanned.reshape(-1), place)
@@ -55,8 +56,7 @@ def packed_cumsum(values: Tensor, offsets: Tensor, *, exclusive: bool, reverse: 
 
 def fit_offsets(counts: Tensor, capacity: int | None) -> tuple[Tensor, Tensor | None]:
     """offsets (n_rays + 1,) int32 and, for a fixed capacity, how many whole rays fit: () int32."""
-    totals = torch.zeros(counts.shape[0] + 1, dtype=torch.int64, device=counts.device)
-    totals[1:] = torch.cumsum(counts.long(), 0)
+    totals = pad(torch.cumsum(counts.long(), 0), (1, 0))
     if capacity is None:
         return totals.to(torch.int32), None
     kept = (totals[1:] <= capacity).sum(dtype=torch.int32)
@@ -70,10 +70,8 @@ def scatter_to_capacity(t_starts, t_ends, offsets, *, capacity, n_rays_kept) -> 
     ray, used = row_rays(offsets, length)
 
     def place(values: Tensor) -> Tensor:
-        result = values.new_zeros(length)
-        n = min(length, values.shape[0])
-        result[:n] = values[:n]
-        return torch.where(used, result, torch.zeros_like(result))
+        whole = pad(values[:length], (0, max(0, length - values.shape[0])))
+        return torch.where(used, whole, torch.zeros_like(whole))
 
     return PackedSamples(place(t_starts), place(t_ends), ray.to(torch.int32), offsets, n_rays_kept)
 
@@ -81,9 +79,7 @@ def scatter_to_capacity(t_starts, t_ends, offsets, *, capacity, n_rays_kept) -> 
 @torch.no_grad()
 def compact(samples: PackedSamples, keep: Tensor, *, capacity: int | None) -> PackedSamples:
     codes, keep = keep, (keep != 0) & samples.used
-    running = torch.zeros(samples.capacity + 1, dtype=torch.int64, device=keep.device)
-    running[1:] = torch.cumsum(keep.long(), 0)
-    totals = running[samples.offsets.long()]
+    totals = pad(torch.cumsum(keep.long(), 0), (1, 0))[samples.offsets.long()]
     offsets, kept = fit_offsets(totals[1:] - totals[:-1], capacity)
     if samples.n_rays_kept is not None:
         kept = samples.n_rays_kept if kept is None else torch.minimum(kept, samples.n_rays_kept)

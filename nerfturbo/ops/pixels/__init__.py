@@ -49,8 +49,7 @@ class PixelMask:
     @classmethod
     def of_words(cls, words: Tensor) -> "PixelMask":
         """From the bits alone, which are counted here."""
-        before = torch.zeros(words.shape[0] + 1, dtype=torch.int64, device=words.device)
-        torch.cumsum(count_bits(words), 0, out=before[1:])
+        before = torch.nn.functional.pad(torch.cumsum(count_bits(words), 0), (1, 0))
         return cls(words, before, int(before[-1]))
 
     def to(self, device: torch.device | str) -> "PixelMask":

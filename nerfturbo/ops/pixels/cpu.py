@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._cpu import array, jit, launch
+from .._cpu import jit, launch
 from ..random import Stream
 from ..random.cpu import draw
 from . import WORD
@@ -87,19 +87,16 @@ def choose_pixels(
     drawn = torch.empty(n_rays, 2 if guide is None else 3, dtype=torch.int32)
     draw(drawn, seed=seed, stream=int(Stream.PIXELS), step=step, first=first)
     words = drawn.numpy().view(np.uint32)
-    pixels = torch.empty(n_rays, dtype=torch.int64)
-    if guide is None and mask is None:
-        launch(_uniform, n_rays, CHUNK, words, np.int64(offsets[-1]), pixels.numpy())
-        return pixels, None, None
-    if guide is None and mask is not None:
-        launch(_masked, n_rays, CHUNK, words, array(mask.words), array(mask.before), pixels.numpy())
-        return pixels, None, None
-    assert guide is not None
-    weights, tiles = torch.empty(n_rays), torch.empty(n_rays, dtype=torch.int64)
-    masks = np.empty(0, np.int64) if mask is None else array(mask.words)
-    arrays = (array(guide.ends), array(guide.first_tiles), np.int64(guide.tile), array(offsets), array(widths))
-    results = (pixels.numpy(), weights.numpy(), tiles.numpy())
-    launch(_guided, n_rays, CHUNK, words, masks, np.int64(guide.n_drawable), *arrays, *results)
+    pixels, weights, tiles = torch.empty(n_rays, dtype=torch.int64), None, None
+    if guide is not None:
+        weights, tiles = torch.empty(n_rays), torch.empty(n_rays, dtype=torch.int64)
+        masks = np.empty(0, np.int64) if mask is None else mask.words
+        tiled = (np.int64(guide.n_drawable), guide.ends, guide.first_tiles, np.int64(guide.tile))
+        launch(_guided, n_rays, CHUNK, words, masks, *tiled, offsets, widths, pixels, weights, tiles)
+    elif mask is not None:
+        launch(_masked, n_rays, CHUNK, words, mask.words, mask.before, pixels)
+    else:
+        launch(_uniform, n_rays, CHUNK, words, np.int64(offsets[-1]), pixels)
     return pixels, weights, tiles
 
 
@@ -149,11 +146,10 @@ def draw_pixels(
     drawn = torch.empty(needed, 4 if spread else 2, dtype=torch.int32)
     draw(drawn, seed=seed, stream=int(Stream.PIXELS), step=step, first=first)
     words = drawn.numpy().view(np.uint32)
-    chosen = np.empty(0, np.int64) if indices is None else array(indices)
+    chosen = np.empty(0, np.int64) if indices is None else indices
     origins, directions = torch.empty(n_rays, 3), torch.empty(n_rays, 3)
     rgba, images = torch.empty(n_rays, pool.pixels.shape[1]), torch.empty(n_rays, dtype=torch.int64)
-    cameras = (array(pool.offsets), array(pool.widths), array(pool.poses), array(pool.intrinsics))
-    results = (origins.numpy(), directions.numpy(), rgba.numpy(), images.numpy())
-    where = (chosen, np.float32(spread), strata, first)
-    launch(_look_up, n_rays, CHUNK, words, *where, array(pool.pixels), *cameras, *results)
-    return origins, directions, rgba, images
+    results = (origins, directions, rgba, images)
+    pictures = (pool.pixels, pool.offsets, pool.widths, pool.poses, pool.intrinsics)
+    launch(_look_up, n_rays, CHUNK, words, chosen, np.float32(spread), strata, first, *pictures, *results)
+    return results

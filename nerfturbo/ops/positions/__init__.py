@@ -27,9 +27,7 @@ def contract(positions: Tensor, *, norm: Norm = "euclidean") -> Tensor:
     [[0.5, 0.0, 0.0], [0.0, 1.75, 0.0]]
     """
     size = _size(positions, norm)
-    outside = size > 1.0
-    safe = torch.where(outside, size, torch.ones_like(size))  # no gradient comes through a division by zero
-    return torch.where(outside, (2.0 - 1.0 / safe) / safe * positions, positions)
+    return torch.where(size > 1.0, (2.0 - 1.0 / size) / size * positions, positions)
 
 
 def uncontract(contracted: Tensor, *, norm: Norm = "euclidean") -> Tensor:
@@ -39,9 +37,7 @@ def uncontract(contracted: Tensor, *, norm: Norm = "euclidean") -> Tensor:
     [[0.5, 0.0, 0.0], [0.0, 4.0, 0.0]]
     """
     size = _size(contracted, norm)
-    outside = size > 1.0
-    safe = torch.where(outside, size, torch.ones_like(size))
-    return torch.where(outside, contracted / (safe * (2.0 - safe)), contracted)
+    return torch.where(size > 1.0, contracted / (size * (2.0 - size)), contracted)
 
 
 def fold(unit: Tensor, contraction: Contraction) -> Tensor:
@@ -81,6 +77,11 @@ def unit_positions(positions: Tensor, aabb: Aabb, contraction: Contraction = "no
     return fold(aabb.normalize(positions), contraction)
 
 
+def unit_box(aabb: Aabb | None) -> tuple[float, ...]:
+    """Low and 1 / size of the box that becomes [0, 1]^3."""
+    return (0.0, 0.0, 0.0, 1.0, 1.0, 1.0) if aabb is None else (*aabb.low, *(1.0 / size for size in aabb.size))
+
+
 @functools.lru_cache(maxsize=256)
 def _shift_and_scale(aabb: Aabb, device: torch.device) -> tuple[Tensor, Tensor]:
     with torch.inference_mode(False):
@@ -94,12 +95,13 @@ def _norm(contraction: str) -> Norm:
 
 
 def _size(positions: Tensor, norm: str) -> Tensor:
+    """(..., 1) at least 1: no gradient may come through a division by zero."""
     refuse(positions.shape[-1:] != (3,), "positions", "shape (..., 3)", tuple(positions.shape))
     if norm == "euclidean":
         square = positions.square().sum(-1, keepdim=True)
         return torch.where(square > 1.0, square, torch.ones_like(square)).sqrt()
     if norm == "max":
-        return positions.abs().amax(-1, keepdim=True)
+        return positions.abs().amax(-1, keepdim=True).clamp(min=1.0)
     raise InputError("norm", '"euclidean" or "max"', repr(norm))
 
 

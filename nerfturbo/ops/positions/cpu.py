@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ...types import Aabb
-from .._cpu import array, as_float32, jit, launch
+from .._cpu import as_float32, jit, launch
 from .._sink import Node
-from . import Contraction, reference
+from . import Contraction, reference, unit_box
 
 FOLDS = ("none", "sphere", "cube")
 QUARTER, HALF, ONE, TWO = np.float32(0.25), np.float32(0.5), np.float32(1.0), np.float32(2.0)
@@ -56,11 +56,10 @@ def _intersect(first, last, origins, directions, box, near, far, t_min, t_max):
 
 @torch.no_grad()
 def ray_aabb(origins: Tensor, directions: Tensor, aabb: Aabb, *, near: float, far: float) -> tuple[Tensor, Tensor]:
-    rays = (array(as_float32("origins", origins)), array(as_float32("directions", directions)))
-    box = np.array([aabb.low, aabb.high], np.float32)
+    rays = (as_float32("origins", origins), as_float32("directions", directions))
+    limits = (np.array([aabb.low, aabb.high], np.float32), np.float32(near), np.float32(far))
     t_min, t_max = torch.empty(origins.shape[0]), torch.empty(origins.shape[0])
-    limits = (np.float32(near), np.float32(far))
-    launch(_intersect, origins.shape[0], BOX_CHUNK, *rays, box, *limits, t_min.numpy(), t_max.numpy())
+    launch(_intersect, origins.shape[0], BOX_CHUNK, *rays, *limits, t_min, t_max)
     return t_min, t_max
 
 
@@ -81,13 +80,10 @@ def _place(first, last, origins, directions, rays, starts, ends, low, inverse, f
 class _SamplePositions(Node):
     @staticmethod
     def forward(ctx, origins, directions, samples, aabb, contraction) -> Tensor:
-        low, inverse = np.zeros(3, np.float32), np.ones(3, np.float32)
-        if aabb is not None:
-            low, inverse = np.array(aabb.low, np.float32), (1.0 / np.array(aabb.size)).astype(np.float32)
+        low, inverse = np.array(unit_box(aabb), np.float32).reshape(2, 3)
         out = torch.empty(3, samples.capacity)
-        rays = (array(origins), array(directions), array(samples.ray_indices))
-        times = (array(samples.t_starts), array(samples.t_ends))
-        launch(_place, samples.capacity, CHUNK, *rays, *times, low, inverse, FOLDS.index(contraction), out.numpy())
+        rays = (origins, directions, samples.ray_indices, samples.t_starts, samples.t_ends)
+        launch(_place, samples.capacity, CHUNK, *rays, low, inverse, FOLDS.index(contraction), out)
         ctx.samples, ctx.n_rays, ctx.inverse = samples, origins.shape[0], torch.from_numpy(inverse)
         return out.t()
 

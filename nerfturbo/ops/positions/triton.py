@@ -12,6 +12,7 @@ from ...types import Aabb
 from .._sink import Node
 from .._triton import cdiv, check_kernel_float, launchable, load_point, own_block
 from ..packed.triton import packed_sum
+from . import unit_box
 
 FOLDS = {"none": 0, "sphere": 1, "cube": 2}
 
@@ -35,11 +36,6 @@ def fold_unit(x, y, z, FOLD: tl.constexpr):
 BOX_BLOCK = 256
 
 
-def unit_box(aabb: Aabb | None) -> tuple[float, ...]:
-    """Low and 1 / size of the box that becomes [0, 1]^3."""
-    return (0.0, 0.0, 0.0, 1.0, 1.0, 1.0) if aabb is None else (*aabb.low, *(1.0 / size for size in aabb.size))
-
-
 @triton.jit
 def slab(origin, direction, low, high):
     """t where a ray enters and leaves the space between two parallel faces."""
@@ -51,11 +47,12 @@ def slab(origin, direction, low, high):
 
 
 @triton.jit
-def box_interval(ox, oy, oz, dx, dy, dz, low_x, low_y, low_z, high_x, high_y, high_z, near, far):
-    """t_min, t_max inside the box and between near and far; both near for rays that miss or hold a NaN."""
-    x0, x1 = slab(ox, dx, low_x, high_x)
-    y0, y1 = slab(oy, dy, low_y, high_y)
-    z0, z1 = slab(oz, dz, low_z, high_z)
+def box_interval(ox, oy, oz, dx, dy, dz, box, near, far):
+    """t_min, t_max inside the box (low, then high of each axis) and between near and far; both near for rays that miss
+    or hold a NaN."""
+    x0, x1 = slab(ox, dx, box[0], box[3])
+    y0, y1 = slab(oy, dy, box[1], box[4])
+    z0, z1 = slab(oz, dz, box[2], box[5])
     t_min = tl.minimum(tl.maximum(tl.maximum(tl.maximum(x0, y0), z0), near), far)
     t_max = tl.minimum(tl.maximum(tl.minimum(tl.minimum(x1, y1), z1), near), far)
     total = ox + oy + oz + dx + dy + dz  # tl.minimum drops NaN
@@ -65,14 +62,13 @@ def box_interval(ox, oy, oz, dx, dy, dz, low_x, low_y, low_z, high_x, high_y, hi
 
 @launchable(do_not_specialize=["n_rays"])
 def _aabb_kernel(
-    p_origins, p_directions, p_t_min, p_t_max, n_rays,
-    stride_origins, stride_origins_axis, stride_directions, stride_directions_axis,
-    low_x, low_y, low_z, high_x, high_y, high_z, near, far, BLOCK: tl.constexpr,
+    p_origins, p_directions, p_t_min, p_t_max, n_rays, stride_origins, stride_origins_axis, stride_directions,
+    stride_directions_axis, box, near, far, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, m = own_block(n_rays, BLOCK)
     ox, oy, oz = load_point(p_origins, i, m, stride_origins, stride_origins_axis)
     dx, dy, dz = load_point(p_directions, i, m, stride_directions, stride_directions_axis)
-    t_min, t_max = box_interval(ox, oy, oz, dx, dy, dz, low_x, low_y, low_z, high_x, high_y, high_z, near, far)
+    t_min, t_max = box_interval(ox, oy, oz, dx, dy, dz, box, near, far)
     tl.store(p_t_min + i, t_min, mask=m)
     tl.store(p_t_max + i, t_max, mask=m)
 
@@ -85,7 +81,7 @@ def ray_aabb(origins: Tensor, directions: Tensor, aabb: Aabb, *, near: float, fa
     if n_rays:
         _aabb_kernel[(cdiv(n_rays, BOX_BLOCK),)](
             origins.detach(), directions.detach(), t_min, t_max, n_rays, *origins.stride(), *directions.stride(),
-            *aabb.low, *aabb.high, near, far, BLOCK=BOX_BLOCK, enable_fp_fusion=False,
+            (*aabb.low, *aabb.high), near, far, BLOCK=BOX_BLOCK, enable_fp_fusion=False,
         )  # fmt: skip
     return t_min, t_max
 
@@ -93,25 +89,29 @@ def ray_aabb(origins: Tensor, directions: Tensor, aabb: Aabb, *, near: float, fa
 BLOCK = 512
 
 
+@triton.jit
+def store_positions(p_positions, p_origins, p_directions, i, i_ray, m, middle, n, box, FOLD: tl.constexpr):
+    """Into (3, n): the points at `middle` along rays, mapped by the box (`unit_box`) and folded."""
+    p_o, p_d = p_origins + i_ray * 3, p_directions + i_ray * 3
+    x = (tl.load(p_o, mask=m, other=0.0) + tl.load(p_d, mask=m, other=0.0) * middle - box[0]) * box[3]
+    y = (tl.load(p_o + 1, mask=m, other=0.0) + tl.load(p_d + 1, mask=m, other=0.0) * middle - box[1]) * box[4]
+    z = (tl.load(p_o + 2, mask=m, other=0.0) + tl.load(p_d + 2, mask=m, other=0.0) * middle - box[2]) * box[5]
+    x, y, z = fold_unit(x, y, z, FOLD)
+    p = p_positions + i
+    tl.store(p, x, mask=m)
+    tl.store(p + n.to(tl.int64), y, mask=m)
+    tl.store(p + 2 * n.to(tl.int64), z, mask=m)
+
+
 @launchable(do_not_specialize=["capacity"])
 def _positions_kernel(
-    p_origins, p_directions, p_starts, p_ends, p_rays, p_positions, capacity,
-    low_x, low_y, low_z, scale_x, scale_y, scale_z, FOLD: tl.constexpr, BLOCK: tl.constexpr,
+    p_origins, p_directions, p_starts, p_ends, p_rays, p_positions, capacity, box,
+    FOLD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i_sample, m_sample = own_block(capacity, BLOCK)
-    b_middle = 0.5 * (
-        tl.load(p_starts + i_sample, mask=m_sample, other=0.0) + tl.load(p_ends + i_sample, mask=m_sample, other=0.0)
-    )
-    i_ray = tl.load(p_rays + i_sample, mask=m_sample, other=0) * 3
-    p_o, p_d = p_origins + i_ray, p_directions + i_ray
-    x = tl.load(p_o, mask=m_sample, other=0.0) + b_middle * tl.load(p_d, mask=m_sample, other=0.0)
-    y = tl.load(p_o + 1, mask=m_sample, other=0.0) + b_middle * tl.load(p_d + 1, mask=m_sample, other=0.0)
-    z = tl.load(p_o + 2, mask=m_sample, other=0.0) + b_middle * tl.load(p_d + 2, mask=m_sample, other=0.0)
-    x, y, z = fold_unit((x - low_x) * scale_x, (y - low_y) * scale_y, (z - low_z) * scale_z, FOLD)
-    p = p_positions + i_sample
-    tl.store(p, x, mask=m_sample)
-    tl.store(p + capacity.to(tl.int64), y, mask=m_sample)
-    tl.store(p + 2 * capacity.to(tl.int64), z, mask=m_sample)
+    i, m = own_block(capacity, BLOCK)
+    middle = 0.5 * (tl.load(p_starts + i, mask=m, other=0.0) + tl.load(p_ends + i, mask=m, other=0.0))
+    i_ray = tl.load(p_rays + i, mask=m, other=0)
+    store_positions(p_positions, p_origins, p_directions, i, i_ray, m, middle, capacity, box, FOLD)
 
 
 class _SamplePositions(Node):
@@ -122,7 +122,7 @@ class _SamplePositions(Node):
         if capacity:
             _positions_kernel[(cdiv(capacity, BLOCK),)](
                 origins.contiguous(), directions.contiguous(), samples.t_starts, samples.t_ends, samples.ray_indices,
-                positions, capacity, *box, FOLD=FOLDS[contraction], BLOCK=BLOCK,
+                positions, capacity, box, FOLD=FOLDS[contraction], BLOCK=BLOCK,
             )  # fmt: skip
         return positions.t()
 

@@ -13,8 +13,8 @@ def _multiply(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
     return (product >> 32) & MASK, product & MASK
 
 
-def _philox(n: int, seed: int, stream: int, step: int | Tensor, first: int, device: torch.device) -> list[Tensor]:
-    index = torch.arange(first, first + n, dtype=torch.int64, device=device)
+def draw(out: Tensor, *, seed: int, stream: int, step: int | Tensor, first: int) -> Tensor:
+    index = torch.arange(first, first + out.shape[0], dtype=torch.int64, device=out.device)
     zero = torch.zeros_like(index)
     words = [index & MASK, (index >> 32) & MASK, zero + (step & MASK), zero + (stream & MASK)]
     key = [seed & MASK, (seed >> 32) & MASK]
@@ -23,12 +23,7 @@ def _philox(n: int, seed: int, stream: int, step: int | Tensor, first: int, devi
         high1, low1 = _multiply(MULTIPLIERS[1], words[2])
         words = [high1 ^ words[1] ^ key[0], low1, high0 ^ words[3] ^ key[1], low0]
         key = [(k + add) & MASK for k, add in zip(key, KEY_STEPS, strict=True)]
-    return words
-
-
-def draw(out: Tensor, *, seed: int, stream: int, step: int | Tensor, first: int) -> Tensor:
-    n, columns = out.shape
-    words = torch.stack(_philox(n, seed, stream, step, first, out.device)[:columns], dim=-1)
+    drawn = torch.stack(words[: out.shape[1]], dim=-1)
     if out.is_floating_point():
-        return out.copy_((words >> 8).to(torch.float32) * 2.0**-24)
-    return out.copy_(torch.where(words > 0x7FFFFFFF, words - (1 << 32), words))
+        return out.copy_((drawn >> 8).to(torch.float32) * 2.0**-24)
+    return out.copy_(torch.where(drawn > 0x7FFFFFFF, drawn - (1 << 32), drawn))

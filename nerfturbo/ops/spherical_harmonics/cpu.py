@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._cpu import array, as_float32, jit, launch
+from .._cpu import as_float32, jit, launch
 from .._sink import Node
 from .reference import C0, C1, C2, C3
 
@@ -62,16 +62,14 @@ class _SphericalHarmonics(Node):
         ctx.save_for_backward(directions)
         ctx.degree = degree
         out = torch.empty(directions.shape[0], degree * degree)
-        source = array(as_float32("directions", directions))
-        launch(_evaluate, directions.shape[0], CHUNK, source, degree, out.numpy())
+        launch(_evaluate, directions.shape[0], CHUNK, as_float32("directions", directions), degree, out)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (directions,) = ctx.saved_tensors
         out = torch.empty(directions.shape[0], 3)
-        source = array(directions.float())
-        launch(_differentiate, directions.shape[0], CHUNK, source, ctx.degree, array(grad.float()), out.numpy())
+        launch(_differentiate, directions.shape[0], CHUNK, directions.float(), ctx.degree, grad.float(), out)
         return (out.to(directions.dtype),)
 
 

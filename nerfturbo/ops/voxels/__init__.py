@@ -25,7 +25,7 @@ from torch import Tensor
 from ...errors import InputError
 from .._checks import check_device, check_dtype, check_shape, check_tensor, refuse
 from .._dispatch import implementation
-from .._sink import GradientSink, check_count
+from .._sink import GradientSink, check_count, check_sink
 
 SIDE = 8  # nodes of a block along an axis
 MAX_RESOLUTION = 1024  # so that the number of a node fits 32 bits
@@ -105,8 +105,7 @@ def voxel_lookup(
         raise InputError("basis", "at least one row for the positions to point at", "(0, ...)")
     if half is not None:
         check_tensor("half", half, tuple(tables.color.shape))
-    if sink is not None:
-        sink.check(VoxelTables._fields, tables)
+    check_sink(sink, VoxelTables._fields, tables)
     look_up = implementation("voxels", "voxel_lookup", positions)
     return look_up(positions, basis, ray_indices, tables, index, half=half, sink=sink, n_used=n_used)
 
@@ -161,7 +160,6 @@ def voxel_variation(
     check_tensor("nodes", nodes, (n,), torch.int32)
     check_tensor("chosen", chosen, ("m",), torch.int64)
     check_device(density=tables.density, color=tables.color, nodes=nodes, chosen=chosen, blocks=index.blocks)
-    if sink is not None:
-        sink.check(VoxelTables._fields, tables)
+    check_sink(sink, VoxelTables._fields, tables)
     variation = implementation("voxels", "voxel_variation", tables.density)
     return variation(tables, index, nodes, chosen, n_basis=n_basis, sink=sink)

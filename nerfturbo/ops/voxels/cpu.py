@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._cpu import array, as_float32, jit, launch
+from .._cpu import as_float32, jit, launch
 from .._sink import Node
 from . import FLOOR, VoxelIndex
 
@@ -156,14 +156,11 @@ class _VoxelLookup(Node):
         n = positions.shape[0]
         found, fractions = torch.empty(n, 8, dtype=torch.int32), torch.empty(n, 3)
         out = torch.zeros(n, 4)
-        places = array(as_float32("positions", positions))
-        structure = (array(index.blocks), array(index.rows), index.resolution)
-        launch(_locate, n_used, CHUNK, places, *structure, found.numpy(), fractions.numpy())
+        structure = (index.blocks, index.rows, index.resolution)
+        launch(_locate, n_used, CHUNK, as_float32("positions", positions), *structure, found, fractions)
         values = as_float32("tables", color if half is None else half)
-        tables = (array(as_float32("tables", density)), array(values))
-        angular, empty = array(as_float32("basis", basis)), np.float32(index.empty)
-        parts = (found.numpy(), fractions.numpy(), *tables, angular, array(rays), empty, out.numpy())
-        launch(_blend, n_used, CHUNK, *parts)
+        tables, rows = (as_float32("tables", density), values), (as_float32("basis", basis), rays)
+        launch(_blend, n_used, CHUNK, found, fractions, *tables, *rows, np.float32(index.empty), out)
         ctx.save_for_backward(positions, basis, density, color, values, rays, found, fractions)
         ctx.index, ctx.n_used, ctx.sink = index, n_used, sink
         return out
@@ -171,26 +168,23 @@ class _VoxelLookup(Node):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         positions, basis, density, color, values, rays, found, fractions = ctx.saved_tensors
-        n_used, gradient = ctx.n_used, array(grad.float())
-        angular, places = array(basis.float()), (found.numpy(), fractions.numpy())
+        n_used, read = ctx.n_used, (basis.float(), rays, grad.float().contiguous())
         to_positions = to_basis = to_density = to_color = None
         if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
             given = None if ctx.sink is None else ctx.sink.buffers
             own = given is None or any(buffer.dtype != torch.float32 for buffer in given)
             buffers = [torch.zeros(t.shape) for t in (density, color)] if given is None or own else list(given)
-            targets = [buffer.numpy() for buffer in buffers]
             checks = np.zeros(4, np.float32)
-            launch(_scatter, 4, 1, n_used, *places, angular, array(rays), gradient, *targets, checks)
+            launch(_scatter, 4, 1, n_used, found, fractions, *read, *buffers, checks)
             if ctx.sink is None:
                 to_density, to_color = buffers[0].to(density.dtype), buffers[1].to(color.dtype)
             else:
                 ctx.sink.take(buffers if own else (), finite=bool(np.isfinite(checks).all()))
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
             wide, per_position = torch.zeros(positions.shape[0], 3), torch.zeros(positions.shape[0], basis.shape[1])
-            tables = (array(density.float()), array(values), angular, array(rays), gradient)
-            numbers = (np.float32(ctx.index.empty), wide.numpy(), per_position.numpy())
-            source = array(positions.float())
-            launch(_slope, n_used, CHUNK // 4, source, *places, ctx.index.resolution, *tables, *numbers)
+            places = (positions.float(), found, fractions, ctx.index.resolution)
+            results = (np.float32(ctx.index.empty), wide, per_position)
+            launch(_slope, n_used, CHUNK // 4, *places, density.float(), values, *read, *results)
             to_positions = wide.to(positions.dtype)
             to_basis = torch.zeros(basis.shape).index_add_(0, rays.long(), per_position).to(basis.dtype)
         return to_positions, to_basis, to_density, to_color
@@ -204,10 +198,9 @@ def voxel_lookup(positions, basis, ray_indices, tables, index, *, half=None, sin
 def voxel_density(positions: Tensor, density: Tensor, index: VoxelIndex, *, n_used: Tensor | None = None) -> Tensor:
     used = positions.shape[0] if n_used is None else min(int(n_used), positions.shape[0])
     out = torch.zeros(positions.shape[0])
-    structure = (array(index.blocks), array(index.rows), index.resolution)
-    table, empty = array(as_float32("density", density)), np.float32(index.empty)
-    places = array(as_float32("positions", positions))
-    launch(_density, used, CHUNK, places, *structure, table, empty, out.numpy())
+    table = (as_float32("density", density), np.float32(index.empty))
+    structure = (index.blocks, index.rows, index.resolution)
+    launch(_density, used, CHUNK, as_float32("positions", positions), *structure, *table, out)
     return out
 
 
@@ -251,36 +244,32 @@ def _vary(first, last, chosen, nodes, blocks, rows, resolution, table, n_channel
 class _Variation(Node):
     @staticmethod
     def forward(ctx, density, color, index, nodes, chosen, n_basis, sink) -> Tensor:
-        ctx.save_for_backward(density, color, nodes, chosen)
-        ctx.index, ctx.n_basis, ctx.sink = index, n_basis, sink
-        structure, m = _structure(index, nodes, chosen), chosen.shape[0]
+        structure, m = (chosen, nodes, index.blocks, index.rows, index.resolution), chosen.shape[0]
+        ctx.save_for_backward(density, color)
+        ctx.structure, ctx.n_basis, ctx.sink = structure, n_basis, sink
         values, nothing = [], np.empty((0, 1), np.float32)
         for table, channels in ((density[:, None], 1), (color, 3 * n_basis)):
-            sums, source = np.zeros(1), array(as_float32("tables", table))
+            sums, source = np.zeros(1), as_float32("tables", table)
             launch(_vary, m, max(m, 1), *structure, source, channels, np.float32(0.0), sums, nothing)
             values.append(sums[0] / max(m * channels, 1))
         return torch.tensor(values, dtype=torch.float32)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        density, color, nodes, chosen = ctx.saved_tensors
-        structure, m = _structure(ctx.index, nodes, chosen), chosen.shape[0]
+        density, color = ctx.saved_tensors
+        structure, m = ctx.structure, ctx.structure[0].shape[0]
         results: list[Tensor | None] = []
         for i, (table, channels) in enumerate(((density, 1), (color, 3 * ctx.n_basis))):
             buffer = None if ctx.sink is None else ctx.sink.buffers[i]
             direct = buffer is not None and buffer.dtype == torch.float32
             target = buffer if direct and buffer is not None else torch.zeros(table.shape)
-            source, into = (array(value).reshape(table.shape[0], -1) for value in (table.float(), target))
+            source, into = (value.reshape(table.shape[0], -1) for value in (table.float(), target))
             factor = np.float32(float(grad[i]) / max(m * channels, 1))
             launch(_vary, m, max(m, 1), *structure, source, channels, factor, np.zeros(1), into)
             if buffer is not None and not direct:
                 buffer.add_(target)
             results.append(None if buffer is not None else target.to(table.dtype))
         return tuple(results)
-
-
-def _structure(index: VoxelIndex, nodes: Tensor, chosen: Tensor) -> tuple[Any, ...]:
-    return array(chosen), array(nodes), array(index.blocks), array(index.rows), index.resolution
 
 
 def voxel_variation(tables, index, nodes, chosen, *, n_basis, sink=None) -> Tensor:

@@ -36,11 +36,10 @@ def _width(*tensors: Tensor) -> torch.dtype:
 
 
 def _blended_density(found: list[tuple[Tensor, Tensor]], table: Tensor, empty: float, work: torch.dtype) -> Tensor:
-    total = 0.0
+    total = torch.zeros_like(found[0][0])
     for weight, row in found:
         value = take_rows(table, row.clamp(min=0)).to(work)
         total = total + weight * torch.where(row >= 0, value, torch.full_like(value, empty))
-    assert isinstance(total, Tensor)
     return total
 
 

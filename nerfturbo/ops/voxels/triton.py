@@ -180,8 +180,7 @@ def _inputs_kernel(
     b_grad = b_spread * b_basis
     b_color = tl.zeros([BLOCK, PC], tl.float32)
     gx = tl.zeros([BLOCK], tl.float32)
-    gy = tl.zeros([BLOCK], tl.float32)
-    gz = tl.zeros([BLOCK], tl.float32)
+    gy, gz = gx, gx
     for c in tl.static_range(8):
         row, w = _corner(p_blocks, p_rows, cell, side, m, c)
         here = row >= 0
@@ -189,10 +188,7 @@ def _inputs_kernel(
         b_color += w[:, None] * b_row
         value = tl.where(here, tl.load(p_density + row, mask=here, other=0.0).to(tl.float32), empty)
         dot = tl.sum(b_grad * b_row, 1) + thick * value
-        dx, dy, dz = gpu.corner_slopes(dot, cell[3], cell[4], cell[5], c)
-        gx += dx
-        gy += dy
-        gz += dz
+        gx, gy, gz = gpu.add_slopes(gx, gy, gz, dot, cell[3], cell[4], cell[5], c)
     x, y, z = gpu.load_point(p_positions, i, m, stride_xn, stride_xc)
     size = resolution.to(tl.float32)
     gpu.store_slopes(p_out, i, n, m, x, y, z, gx * size, gy * size, gz * size)
@@ -240,9 +236,15 @@ class _VoxelLookup(Node):
             if ctx.sink is None:
                 to_density, to_color = (b.to(dtype) for b, dtype in zip(buffers, ctx.dtypes, strict=True))
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
-            wide, per_ray = _input_gradients(ctx, grad)
-            to_positions = wide.to(positions.dtype)
-            to_basis = per_ray.to(basis.dtype) if ctx.needs_input_grad[1] else None
+            wide = torch.empty(3, grad.shape[0], dtype=torch.float32, device=grad.device)
+            per_ray = torch.zeros_like(basis, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+            if grad.shape[0]:
+                _inputs_kernel[(cdiv(grad.shape[0], BLOCK),)](
+                    p_density=density, p_color=source, p_out=wide, p_dbasis=per_ray, empty=ctx.index.empty,
+                    **_shared(ctx, grad),
+                )  # fmt: skip
+            to_positions = wide.t().to(positions.dtype)
+            to_basis = None if per_ray is None else per_ray.to(basis.dtype)
         return to_positions, to_basis, to_density, to_color
 
 
@@ -255,20 +257,6 @@ def _shared(ctx: Any, grad: Tensor) -> dict[str, Any]:
         "stride_gn": grad.stride(0), "stride_gc": grad.stride(1), "num_warps": WARPS,
         **_structure(ctx.index), **_shape(basis.shape[1], source),
     }  # fmt: skip
-
-
-def _input_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients to positions (n, 3) and basis (n_rays, n_basis)."""
-    positions, basis, density, source, _, _ = ctx.saved_tensors
-    n = positions.shape[0]
-    wide = torch.empty(3, n, dtype=torch.float32, device=positions.device)
-    per_ray = torch.zeros(basis.shape, dtype=torch.float32, device=positions.device)
-    if n:
-        _inputs_kernel[(cdiv(n, BLOCK),)](
-            p_density=density, p_color=source, p_out=wide, p_dbasis=per_ray if ctx.needs_input_grad[1] else None,
-            empty=ctx.index.empty, **_shared(ctx, grad),
-        )  # fmt: skip
-    return wide.t(), per_ray
 
 
 def voxel_lookup(positions, basis, ray_indices, tables, index, *, half=None, sink=None, n_used=None) -> Tensor:

@@ -7,11 +7,11 @@ from nerfturbo.ops.positions import triton as kernels
 from . import CompileCase
 
 COMPILE_CASES = [
-    CompileCase(kernels._aabb_kernel, "", {"BLOCK": kernels.BOX_BLOCK}, num_warps=4),
+    CompileCase(kernels._aabb_kernel, "fp32x6 box", {"BLOCK": kernels.BOX_BLOCK}, num_warps=4),
     *(
         CompileCase(
             kernels._positions_kernel,
-            "*i32 p_rays, i32 capacity",
+            "fp32x6 box, *i32 p_rays, i32 capacity",
             {"FOLD": fold, "BLOCK": kernels.BLOCK},
             4,
             name=contraction,
