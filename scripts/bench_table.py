@@ -373,6 +373,17 @@ def dynamic() -> str:
     return listed(rows, {"training": "{seconds:.0f} s", "steps": "{step}", "PSNR, val": "{psnr:.2f} dB"})
 
 
+def deep_dynamic() -> str:
+    names = {"tnerf": "`tnerf`", "dnerf": "`dnerf`"}
+    rows = [
+        [names[run["name"]], f"{run['seconds']:.0f} s", f"{run['gpu_bytes'] / 1e9:.2f} GB", f"{run['psnr']:.2f} dB"]
+        for run in values("h200/dynamic_deep")["runs"]
+    ]
+    rows += [["nerfacc's T-NeRF, test split", "44 min, TITAN RTX", "11 GB", "24.32 dB"]]
+    rows += [["D-NeRF, test split", "days", "", "21.64 dB"]]
+    return table(["", "training", "memory", "PSNR"], rows)
+
+
 def few() -> str:
     """Pairs of runs without and with the depth loss."""
     rows = []
@@ -576,6 +587,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "merged-lego-cpu": lambda: merged("cpu/quality", "thinning by runs: lego, 100 x 100, 1024 rays a step"),
     "hidden": hidden,
     "dynamic": dynamic,
+    "dynamic-deep": deep_dynamic,
     "few": few,
     "exposed": exposed,
     "cameras": cameras,
