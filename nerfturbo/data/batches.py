@@ -248,8 +248,7 @@ class PixelSampler:
         self._strata = side if side**2 == rays_per_pixel else 1  # 4 rays: one in each quarter of the pixel
         mapped = map_pixels(scene.images.pixels, self.device) if self.on_host and scene.images.file is None else None
         fetched = self.on_host and mapped is None
-        if rays_per_pixel > 1 and fetched:
-            raise InputError("rays_per_pixel", "1 for pictures that lie in a file", str(rays_per_pixel))
+        refuse(rays_per_pixel > 1 and fetched, "rays_per_pixel", "1 for pictures that lie in a file", rays_per_pixel)
         if guided and fetched and self.device.type != "cpu":
             hint = "draw uniformly, or load the pictures smaller with `downscale`"
             raise InputError("guided", "pictures that the device can read", "pictures in a file", hint)

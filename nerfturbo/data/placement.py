@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, refuse
 from ..types import Aabb, Rays
 from .cameras import Cameras, similarity_scale, transform_poses, turn_between
 from .images import OBJECT_BORDER, Backdrop
@@ -223,9 +223,8 @@ def place_in_ndc(cameras: Cameras, poses: Tensor, points: Tensor | None, options
     ndc = Ndc((_mean_camera(placed) / near).float(), halves.float())
     rays = replace(cameras, camera_to_world=placed).rays_through([(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0)])
     half = max(float(end[:, :2].abs().max()) for end in ndc.ends(rays)) * 1.001
-    if half > WIDEST:
-        expected = f"pictures that show at most {WIDEST:g} times what the mean camera does"
-        raise InputError("ndc", expected, f"{half:.3g}", "leave it out: some cameras look too far aside")
+    expected = f"pictures that show at most {WIDEST:g} times what the mean camera does"
+    refuse(half > WIDEST, "ndc", expected, f"{half:.3g}", "leave it out: some cameras look too far aside")
     side = 2.0 * max(1.0, half)
     why = f"the near plane is {near:.3g} ahead of the mean camera, and a box of {side:.3g} holds it all"
     notes = (*plain.notes[:3], Decision.of("bounds", "NDC", why, "--bounds unbounded"))

@@ -246,8 +246,7 @@ def _text_images(file: Path) -> Iterator[tuple[ColmapImage, _Features]]:
         if not line:
             continue
         words = line.split(None, 9)
-        if len(words) != 10:
-            raise InputError(where, "IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME", shown(line))
+        refuse(len(words) != 10, where, "IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME", shown(line))
         pose = text_values(words[1:8], float, where)
         number, camera = text_values([words[0], words[8]], int, where)
         last, (below, points) = where, next(lines, (where, None))
@@ -284,8 +283,7 @@ def _text_points(file: Path) -> Iterator[Sequence[float]]:
 
 def _parse_features(line: str, where: str) -> np.ndarray:
     values = np.array(text_values(line.split(), float, where), np.float64)
-    if values.size % 3:
-        raise InputError(where, "X Y POINT3D_ID of every feature", f"{values.size} numbers")
+    refuse(values.size % 3 != 0, where, "X Y POINT3D_ID of every feature", f"{values.size} numbers")
     return values.reshape(-1, 3)
 
 
@@ -311,18 +309,14 @@ def find_models(folder: Path) -> dict[Path, int]:
     return dict(sorted(counts.items(), key=lambda one: -one[1]))
 
 
-def _is_model(place: Path) -> bool:
-    return any(_are_there(place, ending) for ending in _ENDINGS)
-
-
-def _are_there(place: Path, ending: str) -> bool:
-    return all((place / f"{file}{ending}").is_file() for file in ("cameras", "images"))
-
-
 def model_files(model: Path) -> tuple[Path, Path]:
     """Its cameras and images: binary where both are there, else text."""
-    ending = next((ending for ending in _ENDINGS if _are_there(model, ending)), ".txt")
-    return model / f"cameras{ending}", model / f"images{ending}"
+    pairs = [(model / f"cameras{ending}", model / f"images{ending}") for ending in _ENDINGS]
+    return next((pair for pair in pairs if all(file.is_file() for file in pair)), pairs[-1])
+
+
+def _is_model(place: Path) -> bool:
+    return all(file.is_file() for file in model_files(place))
 
 
 def points_file(model: Path) -> Path | None:
@@ -367,9 +361,8 @@ def load_colmap(folder: Path, split: Split = "train", options: LoadOptions = DEF
     views = []
     for image, path in zip(images, paths, strict=True):
         where = f"{images_file}: image {image.number}"
-        if image.camera not in lenses:
-            hint = "the two files do not belong together, or one is damaged"
-            raise InputError(where, f"a camera of {cameras_file.name}", f"camera {image.camera}", hint)
+        hint = "the two files do not belong together, or one is damaged"
+        refuse(image.camera not in lenses, where, f"a camera of {cameras_file.name}", f"camera {image.camera}", hint)
         if path is not None:
             views.append(View(path, pose_of(image, where), lenses[image.camera]))
     views, split_note = held_out(views)

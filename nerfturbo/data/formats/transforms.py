@@ -433,8 +433,7 @@ def _ngp_box(document: dict[str, Any], file: Path) -> tuple[Tensor, int]:
     scale = number(document.get("scale", NGP_SCALE), f"{file}: scale")
     refuse(not 1e-6 < scale < 1e6, f"{file}: scale", "a number > 0", f"{scale:g}")
     offset = document.get("offset", [NGP_OFFSET] * 3)
-    if not isinstance(offset, list) or len(offset) != 3:
-        raise InputError(f"{file}: offset", "three numbers", shown(offset))
+    refuse(not isinstance(offset, list) or len(offset) != 3, f"{file}: offset", "three numbers", shown(offset))
     x, y, z = (number(entry, f"{file}: offset") for entry in offset)
     matrix = torch.eye(4, dtype=torch.float64) / scale
     matrix[:, 3] = torch.tensor([(0.5 - x) / scale, (0.5 - y) / scale, (0.5 - z) / scale, 1.0])
