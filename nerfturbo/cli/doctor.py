@@ -346,8 +346,7 @@ def _triton(facts: Facts) -> Finding:
     if facts.triton is None:
         fix = "pip install triton (Linux), or triton-windows"
         return Finding("broken", "triton", "not installed, and the GPU's kernels need it", "triton missing", fix)
-    old = [gpu.name for gpu in facts.gpus if gpu.capability < MIN_TRITON_CAPABILITY]
-    if old:
+    if old := [gpu.name for gpu in facts.gpus if gpu.capability < MIN_TRITON_CAPABILITY]:
         detail = f"{facts.triton} has no code for {old[0]} (compute capability below 7.0)"
         return Finding("warning", "triton", detail, "gpu too old", "use --backend reference on it, or --device cpu")
     return Finding("ok", "triton", facts.triton)

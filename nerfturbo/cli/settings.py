@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar, cast
 from tyro.conf import arg
 
 from ..config import BUILTIN_PREFIX, BUILTIN_SCENES, KINDS, Config, CustomFieldConfig, CustomSamplerConfig
-from ..errors import InputError, did_you_mean
+from ..errors import InputError, did_you_mean, refuse
 from ..presets import preset
 from .flags import Device, Kind, asks_help, flag_value, parse
 
@@ -139,7 +139,6 @@ def resolve_device(name: str) -> str:
         raise InputError("--device", "auto, cpu, cuda or cuda:N", repr(name))
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            got = f"{name}, with {count} GPUs usable here"
-            raise InputError("--device", "a GPU that torch can use", got, "`nerfturbo doctor` says why")
+        got = f"{name}, with {count} GPUs usable here"
+        refuse((device.index or 0) >= count, "--device", "a GPU that torch can use", got, "`nerfturbo doctor` says why")
     return name

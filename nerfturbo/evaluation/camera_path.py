@@ -259,16 +259,10 @@ def write_camera_path(
     width, height = (int(side) for side in path.cameras.size[0])
     shape = {"camera_type": "perspective", "render_width": width, "render_height": height}
     pace = {"fps": path.fps, "seconds": len(path.cameras) / path.fps, "is_cycle": False, "smoothness_value": 0.0}
-    document = (
-        shape
-        | pace
-        | {
-            "crop": None if path.crop is None else _crop_document(path.crop, to_original),
-            "camera_path": _camera_documents(path.cameras, to_original, "camera_to_world"),
-            "keyframes": [] if keyframes is None else _camera_documents(keyframes, to_original, "matrix"),
-        }
-    )
-    write_json(file, document)
+    crop = None if path.crop is None else _crop_document(path.crop, to_original)
+    frames = _camera_documents(path.cameras, to_original, "camera_to_world")
+    keys = [] if keyframes is None else _camera_documents(keyframes, to_original, "matrix")
+    write_json(file, shape | pace | {"crop": crop, "camera_path": frames, "keyframes": keys})
 
 
 def _pose(value: object, what: str) -> Tensor:

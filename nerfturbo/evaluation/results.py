@@ -100,12 +100,11 @@ def peak_memory(device: torch.device) -> dict[str, int | None]:
 
 
 def _peak_memory_bytes() -> int | None:
-    held = read_entry("/proc/self/status", "VmHWM")
-    if held is not None:
+    if (held := read_entry("/proc/self/status", "VmHWM")) is not None:
         return int(held.split()[0]) * 1024
-    try:
+    with contextlib.suppress(ImportError):
         import resource
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # kilobytes everywhere but on macOS
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024  # kilobytes everywhere but on macOS
+    return None

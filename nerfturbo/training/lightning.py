@@ -453,9 +453,8 @@ class NerfModule(pl.LightningModule):
         checkpoint["optimizer_states"] = []  # they are the tensors above
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        own = checkpoint.get(LIGHTNING_KEY)
-        if own is None:
-            raise InputError("checkpoint", "one of a NerfModule", "no entry of nerfturbo in it")
+        own: Any = checkpoint.get(LIGHTNING_KEY)
+        refuse(own is None, "checkpoint", "one of a NerfModule", "no entry of nerfturbo in it")
         checkpoint["optimizer_states"] = []
         state = CheckpointState(**own["state"])
         self._restored = (state, checkpoint["state_dict"], own["optimizer"])
@@ -477,10 +476,9 @@ class NerfModule(pl.LightningModule):
 
 def _agreed(flag: str, wanted: Any, configured: Any, neutral: Any) -> Any:
     """What Lightning's flag says, unless the config says something else."""
-    if configured not in (neutral, wanted):
-        name = {"precision": "train.precision", "gradient_clip_val": "optim.clip_norm"}.get(flag, "train.accumulate")
-        hint = f"set one of them, or both alike: {name} in the config is {configured!r}"
-        raise InputError(f"Trainer({flag}=...)", repr(configured), repr(wanted), hint)
+    name = {"precision": "train.precision", "gradient_clip_val": "optim.clip_norm"}.get(flag, "train.accumulate")
+    hint = f"set one of them, or both alike: {name} in the config is {configured!r}"
+    refuse(configured not in (neutral, wanted), f"Trainer({flag}=...)", repr(configured), repr(wanted), hint)
     return wanted
 
 
@@ -545,13 +543,11 @@ def fit_with_lightning(engine: Trainer) -> TrainSummary:
     level = log.level
     log.setLevel(logging.ERROR)  # its advertisements; ours is the display
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             # No validation: the session scores the test views; here it would render every training view.
-            off = dict.fromkeys(
-                ("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"), False
-            )
-            run = {"max_epochs": -1, "limit_val_batches": 0, "callbacks": [_KeepSignals()], **off, **team}
+            run = {"max_epochs": -1, "limit_val_batches": 0, "callbacks": [_KeepSignals()], **team}
+            off = ("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger")
+            run |= dict.fromkeys(off, False)
             trainer = pl.Trainer(accelerator="gpu" if engine.device.type == "cuda" else "cpu", **run)
             module = NerfModule(engine.config, engine=engine)
             trainer.fit(module, NerfData(engine.config, (engine.scene, engine.scene)))

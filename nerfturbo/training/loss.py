@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..config import Config
 from ..data.batches import PixelBatch, PixelSampler
+from ..data.images import composite_over
 from ..fields.field import offers
 from ..fields.parts import truncated_exp
 from ..ops.adam import RayBudget
@@ -82,10 +83,7 @@ def draw_background(config: Config, step: int | Tensor, n_rays: int, device: tor
 
 def target_over(batch: PixelBatch, background: Tensor) -> Tensor:
     """(n_rays, 3): what the image shows with the background behind its transparent part."""
-    if batch.rgba.shape[1] == 3:
-        return batch.rgba
-    alpha = batch.rgba[:, 3:]
-    return batch.rgba[:, :3] * alpha + background * (1.0 - alpha)
+    return composite_over(batch.rgba, background)
 
 
 def update_grid(

@@ -359,19 +359,15 @@ def learning_rate(config: OptimConfig, step: int, progress: float) -> float:
     >>> [round(learning_rate(config, s, p), 3) for s, p in ((0, 0.0), (10, 0.1), (500, 0.75), (999, 1.0))]
     [0.1, 1.0, 0.1, 0.01]
     """
-    warmup = min(1.0, (step + 1) / max(1, config.warmup_steps))
-    return config.lr * warmup * _decay(config, progress)
-
-
-def _decay(config: OptimConfig, progress: float) -> float:
+    rate, last = config.lr * min(1.0, (step + 1) / max(1, config.warmup_steps)), config.final_lr_fraction
     if config.schedule == "constant":
-        return 1.0
+        return rate
     if config.schedule == "multistep":
-        return MILESTONE_FACTOR ** sum(progress >= milestone for milestone in MILESTONES)
+        return rate * MILESTONE_FACTOR ** sum(progress >= milestone for milestone in MILESTONES)
     way = min(1.0, max(0.0, progress - config.hold_fraction) / max(1e-9, 1.0 - config.hold_fraction))
     if config.schedule == "cosine":
-        return config.final_lr_fraction + (1.0 - config.final_lr_fraction) * 0.5 * (1.0 + math.cos(math.pi * way))
-    return math.exp(math.log(config.final_lr_fraction) * way)
+        return rate * (last + (1.0 - last) * 0.5 * (1.0 + math.cos(math.pi * way)))
+    return rate * math.exp(math.log(last) * way)
 
 
 class FieldAdam(torch.optim.Optimizer):

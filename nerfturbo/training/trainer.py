@@ -295,8 +295,11 @@ class Trainer:
 
     @property
     def is_over(self) -> bool:
-        """Whether something other than the number of steps ends training; the same answer on all ranks."""
-        self._agree()
+        """Whether something other than the number of steps ends training. Ranks stop together and follow one clock;
+        otherwise they would wait for each other for ever, or part ways."""
+        if not self.team.alone:
+            own = (self.train_seconds, self.lr_factor)
+            self.should_stop, (self._agreed_seconds, self.lr_factor) = self.team.agree(self.should_stop, own)
         return self.should_stop or self.progress >= 1.0
 
     @property
@@ -342,12 +345,6 @@ class Trainer:
         self.team.check_same("number or size of images", zlib.crc32(repr(images.sizes.tolist()).encode()))
         rows = images.pixels[:: max(1, images.pixels.shape[0] // 65_536)].float().mean()
         self.team.check_same("scene", float(rows + self.scene.cameras.camera_to_world.abs().mean()), within=1e-3)
-
-    def _agree(self) -> None:
-        """Ranks stop together and follow one clock; otherwise they would wait for each other for ever, or part ways."""
-        if not self.team.alone:
-            own = (self.train_seconds, self.lr_factor)
-            self.should_stop, (self._agreed_seconds, self.lr_factor) = self.team.agree(self.should_stop, own)
 
     def _refine(self) -> None:
         """Let a field that changes its shapes do so; go over from downscaled images to the full ones."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...data.cameras import PIXEL_CENTER, Cameras
-from ...errors import InputError
+from ...errors import refuse
 from ...evaluation.evaluate import choose_views
 from ...fields.field import Field
 from ...rendering.model import NerfModel
@@ -118,9 +118,8 @@ def ask_field(
             pool = replace(pool, views=pool.views[:done], pixels=pool.pixels[:done], colors=pool.colors[:done])
             break
     cells = _merged(parts)
-    if cells.keys.shape[0] == 0:
-        hint = "train it longer"
-        raise InputError("the run", "a scene that its training cameras see", "nothing opaque at all", hint)
+    empty, expected = cells.keys.shape[0] == 0, "a scene that its training cameras see"
+    refuse(empty, "the run", expected, "nothing opaque at all", "train it longer")
     return pool, cells
 
 
