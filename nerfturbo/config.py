@@ -59,9 +59,7 @@ def _checked(hint: Any, value: Any, path: str) -> Any:
     """The value where it has the type and the range of the hint; else an error in words."""
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     for option in options:
-        inner, limits = option, None
-        if typing.get_origin(option) is Annotated:
-            inner, limits = typing.get_args(option)[:2]
+        inner, limits = typing.get_args(option)[:2] if typing.get_origin(option) is Annotated else (option, None)
         if typing.get_origin(inner) is Literal and value in typing.get_args(inner):
             return value
         if typing.get_origin(inner) is tuple and isinstance(value, list | tuple):  # JSON knows lists alone
@@ -554,12 +552,8 @@ _PLACES |= {f"sampler.{name}": f"sampling.{name}" for name in ("n_samples", "coa
 _PLACES |= {"sampler.merge_weak_samples": "render.thin", "field.follow": "motion.follow"}
 _PLACES |= {"field.motion_log2_entries": "motion.log2_entries", "field.motion_resolution": "motion.max_resolution"}
 _PLACES |= {"grid.contraction": "sampling.contraction", "grid.cull_unseen": "grid.hide_unseen"}
-_PLACES |= {
-    "loss.kind": "train.loss",
-    "loss.near_gradient": "sampling.near_gradient",
-    "loss.depth": "photo.depth_weight",
-    "train.checkpointing": "field.checkpointing",
-}
+_PLACES |= {"loss.kind": "train.loss", "loss.near_gradient": "sampling.near_gradient"}
+_PLACES |= {"loss.depth": "photo.depth_weight", "train.checkpointing": "field.checkpointing"}
 
 
 def _migrated(values: dict[str, Any], path: str) -> dict[str, Any]:

@@ -104,8 +104,7 @@ def load_run(path: str, device: str, data: str | None = None) -> OpenRun:
 
     run = open_run(path)
     config = run.read_config()
-    if data is not None:
-        config = replace(config, data=replace(config.data, source=data))
+    config = config if data is None else replace(config, data=replace(config.data, source=data))
     checkpoint = latest_checkpoint(run.path)
     return OpenRun(run, config, read_state(checkpoint), load_model(checkpoint, device))
 

@@ -77,8 +77,7 @@ def check_source(source: str, wanted: tuple[str, str] = ("a folder with a scene"
 
 def starting_config(argv: Sequence[str]) -> Config:
     """The defaults of nested flags: by --resume, --config, or --preset and --device; then by --field and --sampler."""
-    resume = flag_value(argv, "--resume")
-    if resume is not None and not asks_help(argv):
+    if (resume := flag_value(argv, "--resume")) is not None and not asks_help(argv):
         from ..evaluation.run_folder import open_run
 
         return open_run(resume).read_config()
@@ -105,8 +104,7 @@ def plugged(config: Config, field: str | None, sampler: str | None) -> Config:
 
 
 def _preset_config(argv: Sequence[str]) -> Config:
-    file = flag_value(argv, "--config")
-    if file is not None and not asks_help(argv):
+    if (file := flag_value(argv, "--config")) is not None and not asks_help(argv):
         from ..evaluation.run_folder import read_config_file
 
         if flag_value(argv, "--preset") is not None:

@@ -110,8 +110,7 @@ def rigid(matrix: Tensor, what: str) -> Tensor:
 
 def image_path(folder: Path, value: object, what: str, *, allow_outside: bool = False) -> Path:
     """The image a file names, with or without its extension; inside the scene's folder, unless `allow_outside`."""
-    found = find_image(folder, value, what, allow_outside=allow_outside)
-    if found is None:
+    if (found := find_image(folder, value, what, allow_outside=allow_outside)) is None:
         raise missing(value, what, allow_outside)
     return found
 

@@ -454,8 +454,7 @@ def _camera_of(key: _Key) -> Cameras:
 @functools.lru_cache(maxsize=_REMEMBERED)
 @torch.no_grad()
 def _valid(key: _Key, device: torch.device) -> Tensor | None:
-    camera = _camera_of(key)
-    if all_valid(camera):
+    if all_valid(camera := _camera_of(key)):
         return None
     camera = camera.to(device)
     valid = torch.cat([camera.is_valid(*part) for part in pixel_parts(camera)])

@@ -34,12 +34,8 @@ def protocol(config: Config, scene: Scene, n_views: int, *, divisor: int = 1) ->
     """How the score was measured: all that can move it by more than the method does; `divisor` shrank the views."""
     sizes = {tuple(max(1, round(side / divisor)) for side in size) for size in scene.cameras.size.tolist()}
     low, high, divisor = min(sizes), max(sizes), divisor * config.data.downscale
-    if config.data.source.startswith(BUILTIN_PREFIX):
-        origin = "rendered at this size"
-    elif divisor > 1:
-        origin = f"the files' size over {divisor}, each pixel the mean of {divisor}^2"
-    else:
-        origin = "the files' own"
+    origin = f"the files' size over {divisor}, each pixel the mean of {divisor}^2" if divisor > 1 else "the files' own"
+    origin = "rendered at this size" if config.data.source.startswith(BUILTIN_PREFIX) else origin
     return {
         "split": scene.split,
         "n_views": n_views,

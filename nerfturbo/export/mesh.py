@@ -209,8 +209,7 @@ def _unlit(tree: dict[str, Any]) -> None:
 def export_box(model: NerfModel, box: Aabb | None, what: str = "--box") -> Aabb:
     """What there is to export: the occupied part of the scene, of `box` where one is given. Fails at once, before
     anything is evaluated, where that is empty, and names the occupied box; `what` is where the given one is from."""
-    occupied = occupied_box(model.grid)
-    if occupied is None:
+    if (occupied := occupied_box(model.grid)) is None:
         hint = "train it longer"
         raise InputError("the run", "an occupied part of the scene", "an occupancy grid that is empty", hint)
     if box is None:

@@ -248,8 +248,7 @@ def _scalars(entry: dict[str, Any]) -> dict[str, float]:
 
 def _picture(entry: dict[str, Any]) -> Any:
     """(height, width, 3) uint8 of the picture an entry names, or None."""
-    path = entry.get("image")
-    if path is None or not Path(path).is_file():
+    if (path := entry.get("image")) is None or not Path(path).is_file():
         return None
     import numpy
     from PIL import Image

@@ -153,14 +153,12 @@ class NerfModule(pl.LightningModule):
         if trainer.max_steps >= 0:
             train = replace(train, steps=max(1, trainer.max_steps))
         parts, clip = trainer.accumulate_grad_batches, trainer.gradient_clip_val
-        if self.captured:
-            flags = {"accumulate_grad_batches": 1, "gradient_clip_val": None, "overfit_batches": 0}
-            wrong = [(name, neutral) for name, neutral in flags.items() if getattr(trainer, name) != neutral]
-            wrong += [("precision", "32-true")] if trainer.precision == "64-true" else []
-            for name, neutral in wrong:
-                hint = "set train.accumulate or optim.clip_norm in the config, or leave captured=True out"
-                got = repr(getattr(trainer, name))
-                raise InputError(f"Trainer({name}=...)", f"{neutral!r} with captured=True", got, hint)
+        hint = "set train.accumulate or optim.clip_norm in the config, or leave captured=True out"
+        flags: dict[str, Any] = {"accumulate_grad_batches": 1, "gradient_clip_val": None, "overfit_batches": 0}
+        flags |= {"precision": "32-true"} if trainer.precision == "64-true" else {}
+        for name, neutral in flags.items() if self.captured else ():
+            got = getattr(trainer, name)
+            refuse(got != neutral, f"Trainer({name}=...)", f"{neutral!r} with captured=True", repr(got), hint)
         if parts != 1:
             train = replace(train, accumulate=_agreed("accumulate_grad_batches", parts, train.accumulate, 1))
         elif not self.captured:
@@ -194,8 +192,7 @@ class NerfModule(pl.LightningModule):
         try:
             # Lightning makes its own device the default here; the trainer places things itself.
             with torch.device("cpu"):
-                options = {"device": device, "team": team, **self._options}
-                engine = Trainer(self.config, data.train_scene, **options)
+                engine = Trainer(self.config, data.train_scene, device=device, team=team, **self._options)
             if dtype == torch.float64:
                 engine.optimizer = Optimizer(engine.model.double(), engine.config.optim)
         finally:
@@ -249,8 +246,7 @@ class NerfModule(pl.LightningModule):
         return 0 if self.engine is None else self.engine.step
 
     def on_train_start(self) -> None:
-        wrapped = self.trainer.strategy.model
-        if isinstance(wrapped, torch.nn.parallel.DistributedDataParallel):
+        if isinstance(wrapped := self.trainer.strategy.model, torch.nn.parallel.DistributedDataParallel):
             wrapped.require_backward_grad_sync = wrapped.require_forward_param_sync = False  # the step does both itself
         self._check_minimum()
         engine, scaler = self._engine, getattr(self.trainer.precision_plugin, "scaler", None)
@@ -312,8 +308,7 @@ class NerfModule(pl.LightningModule):
 
     def _loss_scale(self, parts: int) -> Tensor | None:
         """() what the loss will be multiplied by: by Lightning's GradScaler, or by `backward` below."""
-        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        if scaler is None:
+        if (scaler := getattr(self.trainer.precision_plugin, "scaler", None)) is None:
             return gradient_scale(self._engine.optimizer, parts)
         return torch.tensor(scaler.get_scale() / parts, device=self.device)
 

@@ -41,8 +41,7 @@ def own_rates(model: nn.Module) -> dict[str, float]:
     """Peak learning rates by parameter name, of modules that name them: `learning_rates = {"pose": 1e-3}`."""
     rates: dict[str, float] = {}
     for prefix, module in model.named_modules():
-        own = getattr(module, "learning_rates", None)
-        if isinstance(own, dict):
+        if isinstance(own := getattr(module, "learning_rates", None), dict):
             lost = ", ".join(sorted(own.keys() - dict(module.named_parameters())))
             refuse(lost != "", f"{type(module).__name__}.learning_rates", "names of its parameters", lost)
             rates |= {f"{prefix}.{name}" if prefix else name: float(rate) for name, rate in own.items()}
@@ -140,12 +139,10 @@ class Optimizer:
         self.scaled = half_dtype == torch.float16  # by this optimizer; False where a GradScaler does it
         device = next(model.parameters()).device
         self._narrow = self.scaled and connected and device.type == "cuda"
-        self.step_count = torch.zeros((), dtype=torch.int64, device=device)
+        self.step_count, self.skipped = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
         self.lr = torch.tensor(config.lr, device=device)
         self.found_inf = torch.zeros((), device=device)
-        self.skipped = torch.zeros((), dtype=torch.int64, device=device)
-        scale = INITIAL_SCALE if self.scaled else 1.0
-        self.scale = torch.tensor(scale, device=device)
+        self.scale = torch.tensor(INITIAL_SCALE if self.scaled else 1.0, device=device)
         self.good_steps = torch.zeros((), dtype=torch.int32, device=device)
         self.gradient_norm = torch.zeros((), device=device)  # of the last step, times the loss scale
         self.buffers: list[FlatBuffer] = []

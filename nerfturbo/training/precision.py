@@ -105,8 +105,7 @@ class MixedPrecision:
         self.device = named[0][1].device
         self.precision = resolve_precision(precision, self.device)
         self.rule = rule or ScaleRule()
-        start = INITIAL_SCALE if self.precision == "fp16" else 1.0
-        self._scale = torch.tensor(start, device=self.device)
+        self._scale = torch.tensor(INITIAL_SCALE if self.precision == "fp16" else 1.0, device=self.device)
         self._good = torch.zeros((), dtype=torch.int32, device=self.device)
         self._steps, self._skipped = (torch.zeros((), dtype=torch.int64, device=self.device) for _ in range(2))
         self._bad_loss = torch.zeros((), dtype=torch.bool, device=self.device)  # since the last step

@@ -284,8 +284,7 @@ class PathEditor:
         self._render.on_click(lambda event: self._begin(event.client_id))
 
     def _add(self, camera: Any) -> None:
-        pose = pose_of(camera.wxyz, camera.position)
-        if pose is not None and len(self._keys) < MAX_KEYS:
+        if (pose := pose_of(camera.wxyz, camera.position)) is not None and len(self._keys) < MAX_KEYS:
             self._keys, self._angles = [*self._keys, pose], [*self._angles, float(camera.fov)]
             self._draw()
 
@@ -391,8 +390,7 @@ def occupied_cells(model: NerfModel) -> tuple[np.ndarray, float]:
     grid, centers = model.grid, []
     for level, occupied in enumerate(level_occupancy(grid)):
         low, high = level_box(grid, level).tensor("cpu")
-        cells = occupied.cpu().nonzero()
-        centers.append(low + (cells + 0.5) / grid.config.resolution * (high - low))
+        centers.append(low + (occupied.cpu().nonzero() + 0.5) / grid.config.resolution * (high - low))
     points = torch.cat(centers)
     points = points[:: -(-points.shape[0] // MAX_CELLS) or 1]
     return points.numpy(), 0.15 * max(grid.aabb.size) / grid.config.resolution

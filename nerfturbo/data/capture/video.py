@@ -222,8 +222,7 @@ def _read_pgm(stream: IO[bytes]) -> Iterator[np.ndarray]:
     while stream.readline().strip() == b"P5":
         width, height = map(int, stream.readline().split())
         stream.readline()
-        content = stream.read(width * height)
-        if len(content) < width * height:
+        if len(content := stream.read(width * height)) < width * height:
             return
         yield np.frombuffer(content, dtype=np.uint8).reshape(height, width)
 

@@ -157,8 +157,7 @@ class _Bytes:
         return count
 
     def text(self) -> str:
-        end = self.content.find(b"\0", self.position, self.position + _MAX_NAME)
-        if end < 0:
+        if (end := self.content.find(b"\0", self.position, self.position + _MAX_NAME)) < 0:
             raise self.error("the name of an image, ended by a zero byte", "none")
         raw, self.position = self.content[self.position : end], end + 1
         try:
@@ -176,8 +175,7 @@ class _Bytes:
         return InputError(f"{self.file}: byte {self.position}", expected, got, "the file is damaged")
 
     def _need(self, size: int, what: str = "") -> None:
-        left = len(self.content) - self.position
-        if size > left:
+        if size > (left := len(self.content) - self.position):
             raise self.error(what or f"{size} bytes", f"a file that ends after {left} bytes")
 
 
@@ -346,8 +344,7 @@ def check_whole(folder: Path) -> None:
 
 def load_colmap(folder: Path, split: Split = "train", options: LoadOptions = DEFAULTS) -> Scene:
     """One split of a reconstruction; `held_out` chooses the test views, in the order of names."""
-    models = find_models(folder)
-    if not models:
+    if not (models := find_models(folder)):
         check_whole(folder)
         raise InputError(str(folder), "a COLMAP reconstruction in sparse/0", "none")
     as_before = options.up == "mean"  # how runs of version 1 were opened
@@ -384,8 +381,7 @@ def load_colmap(folder: Path, split: Split = "train", options: LoadOptions = DEF
 
 def image_files(folder: Path, images_file: Path) -> dict[str, ColmapImage]:
     """The registered images by the files of their pictures, as `Scene.files` names them."""
-    images = read_images(images_file)
-    if not images:
+    if not (images := read_images(images_file)):
         return {}
     _, paths = _find_images(folder, images, images_file, allow_outside=True)  # whoever loaded the scene has decided
     return {str(path): image for path, image in zip(paths, images, strict=True) if path is not None}
@@ -447,6 +443,4 @@ def _find_images(
     return best, most
 
 
-FORMAT = SceneFormat(
-    "COLMAP", "sparse/0/cameras.bin or .txt", lambda folder: find_model(folder) is not None, load_colmap
-)
+FORMAT = SceneFormat("COLMAP", "sparse/0/cameras.bin or .txt", lambda folder: bool(find_models(folder)), load_colmap)

@@ -88,8 +88,7 @@ def ask_field(
     those have `max_samples`: a count and not a clock, for how fine the cells can be follows from the number of rays."""
     device = model.device
     cameras = cameras.to(device)
-    generator = torch.Generator(device).manual_seed(seed)
-    views, pixels = draw_pixels(cameras, n_rays, generator)
+    views, pixels = draw_pixels(cameras, n_rays, torch.Generator(device).manual_seed(seed))
     pool = RayPool(cameras, time, views.int(), pixels.int(), torch.empty(n_rays, 4, dtype=torch.float16, device=device))
     parts: list[VisibleCells] = []
     chunk = CHUNK.get(device.type, CHUNK["cuda"])
@@ -172,8 +171,7 @@ def close_holes(cells: VisibleCells, lattice: Lattice) -> VisibleCells:
     sheet touches 9 cells of it, one that is missing inside a sheet of two layers 17 others."""
     keys, light, even = cells
     for _ in range(CLOSING):
-        new = _holes(keys, lattice)
-        if new.shape[0] == 0:
+        if (new := _holes(keys, lattice)).shape[0] == 0:
             break
         keys, order = torch.cat([keys, new]).sort()
         nothing = light.new_zeros(new.shape[0])
