@@ -370,8 +370,7 @@ def _extras(facts: Facts) -> Iterator[Finding]:
         yield Finding("ok", what, cache.path) if cache.problem is None else broken
     no_video = Finding("info", "video", "GIF only; for MP4: pip install imageio-ffmpeg")
     yield Finding("ok", "video", "GIF and MP4") if facts.video else no_video
-    missing = "only with poses; to find them: apt install colmap, or pip install pycolmap"
-    no_poses = Finding("info", "photos", missing)
+    no_poses = Finding("info", "photos", "only with poses; to find them: apt install colmap, or pip install pycolmap")
     yield no_poses if facts.colmap is None else Finding("ok", "photos", f"poses by {facts.colmap}")
 
 

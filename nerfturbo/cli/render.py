@@ -241,8 +241,7 @@ def view(argv: Sequence[str]) -> int:
     check_within("--port", args.port, 0, 65535)
     check_viewer(args.host, args.port)
     with opened_run(args) as (opened, display):
-        scenes = opened.views(display)
-        page = open_page(opened.run, opened.model, scenes, host=args.host, port=args.port, trains=False)
+        page = open_page(opened.run, opened.model, opened.views(display), host=args.host, port=args.port, trains=False)
         display.close()
         print(f"{page.url}  (Ctrl-C ends it)", flush=True)
         with contextlib.closing(page), contextlib.suppress(KeyboardInterrupt):

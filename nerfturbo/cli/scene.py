@@ -186,8 +186,7 @@ def _describe_unposed(given: str, *, plot: bool) -> dict[str, Any] | None:
         photos = find_photos(source)
         refuse(len(photos) < 2, str(source), "at least 2 photos, to find their poses", "one")
         sizes = photo_sizes(photos) or [image_size(photos[0])]  # raises, in its words
-        damaged = len(photos) - len(sizes)
-        return {**name, "pictures": len(photos), "damaged": damaged, "sizes": sorted(set(sizes))}
+        return {**name, "pictures": len(photos), "damaged": len(photos) - len(sizes), "sizes": sorted(set(sizes))}
     try:
         decoder = open_decoder()
     except InputError as error:  # nothing here reads videos

@@ -52,8 +52,7 @@ class ErrorMap:
         n_tiles = int(first[-1])
         self._pixels = _drawable_pixels(images, mask, first, self.tile).to(device)  # (n_tiles,) float64
         self.errors = torch.full((n_tiles,), -1.0, dtype=torch.float64, device=device)  # negative: not met yet
-        zeros = (torch.zeros(n_tiles, dtype=torch.int64, device=device) for _ in range(3))
-        self._sums, self._counts, ends = zeros
+        self._sums, self._counts, ends = (torch.zeros(n_tiles, dtype=torch.int64, device=device) for _ in range(3))
         n_drawable = images.n_pixels if mask is None else mask.n_drawable
         self.guide = ops.PixelGuide(ends, first.to(device), self.tile, n_drawable)
         self.refresh()

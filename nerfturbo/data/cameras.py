@@ -113,8 +113,7 @@ class Cameras:
 
     def local_directions(self, camera_indices: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """(m, 3): what continuous pixel positions look along in the camera's own axes; not of unit length."""
-        directions = self._lens.unproject(*self._plane(camera_indices, x, y))
-        right, down, ahead = directions.unbind(-1)  # OpenCV's axes
+        right, down, ahead = self._lens.unproject(*self._plane(camera_indices, x, y)).unbind(-1)  # OpenCV's axes
         return torch.stack([right, -down, -ahead], dim=-1)
 
     def rays_along(self, camera_indices: Tensor, local: Tensor) -> Rays:

@@ -226,8 +226,7 @@ def scene_formats() -> tuple[SceneFormat, ...]:
     from .capture import process  # imported here: the loaders import this file
     from .formats import colmap, exports, llff, transforms
 
-    first = (transforms.BLENDER, transforms.FORMAT, colmap.FORMAT, llff.FORMAT)
-    return *first, *exports.FORMATS, process.FORMAT
+    return transforms.BLENDER, transforms.FORMAT, colmap.FORMAT, llff.FORMAT, *exports.FORMATS, process.FORMAT
 
 
 def is_builtin(source: str) -> bool:

@@ -310,10 +310,8 @@ def _read_crop(value: object, what: str, back: Tensor | None) -> Aabb | None:
         return None
     if not isinstance(value, dict):
         raise InputError(what, "an object with crop_center and crop_scale", shown(value))
-    center, size, angles = (
-        _triple(value.get(name, default), f"{what}.{name}")
-        for name, default in (("crop_center", None), ("crop_scale", None), ("crop_rot", [0.0, 0.0, 0.0]))
-    )
+    given: dict[str, Any] = {"crop_center": None, "crop_scale": None, "crop_rot": [0.0, 0.0, 0.0]} | value
+    center, size, angles = (_triple(given[f"crop_{key}"], f"{what}.crop_{key}") for key in ("center", "scale", "rot"))
     matrix = torch.eye(4, dtype=torch.float64) if back is None else back
     scale = similarity_scale(matrix)
     x, y, z = (turned(axis, math.degrees(angle)) for axis, angle in enumerate(angles))

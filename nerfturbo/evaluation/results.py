@@ -59,10 +59,8 @@ def evaluation_metrics(
 ) -> dict[str, Any]:
     """The part of metrics.json that `eval` renews."""
     scores = {"psnr": found.psnr, "ssim": found.ssim, "lpips": found.lpips, "baselines": baselines}
-    return scores | {
-        "protocol": protocol(config, scene, len(found.views), divisor=divisor),
-        "per_view": [asdict(view) for view in found.views],
-    }
+    measured = protocol(config, scene, len(found.views), divisor=divisor)
+    return scores | {"protocol": measured, "per_view": [asdict(view) for view in found.views]}
 
 
 def versions() -> dict[str, str]:

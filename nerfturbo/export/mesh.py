@@ -183,9 +183,8 @@ def _texture(colors: Tensor) -> Any:
     cell = torch.stack([index % side, index // side], dim=-1)[:, None] * 2  # (n, 1, 2): column, row
     places = (cell + torch.tensor([[0, 0], [1, 0], [0, 1]]) + 0.5).double() / (2 * side)
     places[..., 1] = 1.0 - places[..., 1]  # trimesh counts from the bottom
-    material = PBRMaterial(
-        baseColorTexture=Image.fromarray(image.numpy()), metallicFactor=0.0, roughnessFactor=1.0, doubleSided=True
-    )
+    dull = {"metallicFactor": 0.0, "roughnessFactor": 1.0, "doubleSided": True}
+    material = PBRMaterial(baseColorTexture=Image.fromarray(image.numpy()), **dull)
     return TextureVisuals(uv=places.view(-1, 2).numpy(), material=material)
 
 

@@ -88,9 +88,8 @@ def write_tensors(folder: Path, state: CheckpointState, tensors: dict[str, Tenso
         with contextlib.suppress(OSError):
             why += f", {shutil.disk_usage(folder).free / 1e6:.1f} MB are free"
         raise CheckpointError(f"{final}: could not be saved ({why}); earlier checkpoints are intact") from error
-    except BaseException:  # a second Ctrl-C, say
+    finally:  # after a second Ctrl-C, say
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
     best = best_checkpoint(folder)
     for old in list_checkpoints(folder)[: -max(1, keep)]:
         if old != best:

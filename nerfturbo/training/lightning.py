@@ -77,11 +77,10 @@ class NerfData(pl.LightningDataModule):
 
     def train_dataloader(self) -> range:
         """Numbers: rays are drawn on the device of training, by the module. An epoch is a whole run."""
-        steps, parts = self.config.train.steps, 1
-        if self.trainer is not None:
-            steps = self.trainer.max_steps if self.trainer.max_steps >= 0 else steps
-            parts = self.trainer.accumulate_grad_batches
-        return range(steps * parts)
+        steps, trainer = self.config.train.steps, self.trainer
+        if trainer is None:
+            return range(steps)
+        return range((trainer.max_steps if trainer.max_steps >= 0 else steps) * trainer.accumulate_grad_batches)
 
     def val_dataloader(self) -> DataLoader[int]:
         return DataLoader(list(range(len(self.test_scene))), batch_size=None)  # type: ignore[arg-type]
@@ -388,9 +387,8 @@ class NerfModule(pl.LightningModule):
             hooks = ("on_train_batch_start", "on_train_batch_end")
             if all(getattr(type(callback), hook) is getattr(pl.Callback, hook) for hook in hooks):
                 continue
-            if not type(callback).__module__.startswith((__name__, "lightning.pytorch.callbacks")):
-                return 1
-            if getattr(callback, "_train_time_interval", None) is not None:
+            known = type(callback).__module__.startswith((__name__, "lightning.pytorch.callbacks"))
+            if not known or getattr(callback, "_train_time_interval", None) is not None:
                 return 1
             own = getattr(callback, "_every_n_train_steps", 0) or getattr(callback, "every_n_steps", 0)
             every += [own] if own else []

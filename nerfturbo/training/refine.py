@@ -50,9 +50,7 @@ def refine_field(model: NerfModel, cameras: Cameras, *, step: int, team: Team | 
 
 def rehearse(model: NerfModel, cameras: Cameras) -> None:
     """Compile what a change runs, before the clock starts: nothing is changed."""
-    if not is_due(model, 1.0, 1 << 40):
-        return
-    if (marks := model.field.new_marks()).numel():
+    if is_due(model, 1.0, 1 << 40) and (marks := model.field.new_marks()).numel():
         with torch.no_grad():
             mark_rays(model, cameras, marks, step=0, first=0, n=REHEARSED.get(model.device.type, 8))
 

@@ -134,8 +134,7 @@ class PycolmapPackage:
         run(self._command("match", database, how, block_size(n), OVERLAP), log, advance)
 
     def map(self, database: Path, images: Path, models: Path, log: Path, advance: Advance) -> None:
-        n_images = sum(1 for _ in images.iterdir())
-        run(self._command("map", database, images, models), log, advance, n_images=n_images)
+        run(self._command("map", database, images, models), log, advance, n_images=sum(1 for _ in images.iterdir()))
 
     @staticmethod
     def _command(*words: object) -> list[str]:

@@ -62,8 +62,7 @@ def choose_frames(sharpness: Sequence[float], count: int) -> list[int]:
 def sharpness_of(grey: np.ndarray) -> float:
     """Variance of the Laplacian of a grey picture (H, W), which blur by motion or focus takes away first."""
     values = grey.astype(np.float32)
-    inner = values[1:-1, 1:-1]
-    laplacian = values[:-2, 1:-1] + values[2:, 1:-1] + values[1:-1, :-2] + values[1:-1, 2:] - 4.0 * inner
+    laplacian = values[:-2, 1:-1] + values[2:, 1:-1] + values[1:-1, :-2] + values[1:-1, 2:] - 4.0 * values[1:-1, 1:-1]
     return float(laplacian.var()) if laplacian.size else 0.0
 
 

@@ -426,11 +426,9 @@ def _find_images(
     model, own = file.parent.relative_to(folder).as_posix(), {name: f"{name[:-6]}images" for name in _UNDISTORTED}
     first = own.get(model, "input" if model.startswith("distorted") else "images")
     others = (place for name, place in own.items() if not _is_model(folder / name))
+    names = [(image.name, f"{file}: image {image.number}") for image in images]
     for place in (folder / name for name in (first, *_IMAGE_FOLDERS, *others) if (folder / name).is_dir()):
-        paths = [
-            find_image(place, image.name, f"{file}: image {image.number}", allow_outside=allow_outside, places=None)
-            for image in images
-        ]
+        paths = [find_image(place, *name, allow_outside=allow_outside, places=None) for name in names]
         if paths.count(None) < most.count(None):
             best, most = place, paths
         if None not in paths:

@@ -121,8 +121,7 @@ def _write_split(scene: Scene, angle: float, folder: Path) -> None:
     poses = (torch.cat([pose, bottom]).tolist() for pose in scene.cameras.camera_to_world.cpu())
     frames = [{"file_path": name, "transform_matrix": matrix} for name, matrix in zip(names, poses, strict=True)]
     if scene.cameras.times is not None:
-        moments = zip(frames, scene.cameras.times.tolist(), strict=True)
-        frames = [frame | {"time": time} for frame, time in moments]
+        frames = [frame | {"time": time} for frame, time in zip(frames, scene.cameras.times.tolist(), strict=True)]
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as threads:
         files = [folder / f"{name}.png" for name in names]
         list(threads.map(save_image, files, map(scene.images.image_bytes, range(len(scene)))))
