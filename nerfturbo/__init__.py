@@ -26,11 +26,8 @@ _HOMES = {
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 _RENAMED: dict[str, str] = {}  # old name: new name; kept for two minor versions
-_MOVED = dict.fromkeys(  # to nerfturbo.ops in 0.1; kept until 0.3
-    ("HashLayout", "composite", "fused_mlp", "hash_encode", "importance_sample", "march")
-    + ("packed_cumsum", "packed_sum", "ray_aabb", "spherical_harmonics"),
-    "ops",
-)
+_MOVED = ("HashLayout", "composite", "fused_mlp", "hash_encode", "importance_sample", "march")
+_MOVED += ("packed_cumsum", "packed_sum", "ray_aabb", "spherical_harmonics")  # to nerfturbo.ops in 0.1; kept until 0.3
 
 __all__ = ["Aabb", "Cameras", "Config", "HashDensity", "InputError", "InstantNGP", "MixedPrecision", "NerfturboError"]
 __all__ += ["OccupancyGrid", "PackedSamples", "ProposalEstimator", "RaySpan", "Rays", "RenderOutput", "Scene"]
@@ -59,8 +56,8 @@ def __getattr__(name: str) -> Any:
     if name == "ops":
         return importlib.import_module(".ops", __name__)
     if name in _MOVED:
-        warnings.warn(f"nerfturbo.{name} is now nerfturbo.{_MOVED[name]}.{name}", DeprecationWarning, stacklevel=2)
-        return getattr(importlib.import_module(f".{_MOVED[name]}", __name__), name)
+        warnings.warn(f"nerfturbo.{name} is now nerfturbo.ops.{name}", DeprecationWarning, stacklevel=2)
+        return getattr(importlib.import_module(".ops", __name__), name)
     if name not in _HOME_OF:
         raise AttributeError(f"module 'nerfturbo' has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_HOME_OF[name]}", __name__), name)

@@ -59,9 +59,7 @@ def _checked(hint: Any, value: Any, path: str) -> Any:
     """The value where it has the type and the range of the hint; else an error in words."""
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     for option in options:
-        inner, limits = option, None
-        if typing.get_origin(option) is Annotated:
-            inner, limits = typing.get_args(option)[:2]
+        inner, limits = typing.get_args(option)[:2] if typing.get_origin(option) is Annotated else (option, None)
         if typing.get_origin(inner) is Literal and value in typing.get_args(inner):
             return value
         if typing.get_origin(inner) is tuple and isinstance(value, list | tuple):  # JSON knows lists alone
@@ -516,16 +514,14 @@ def from_dict(kind: type[Any], values: Any, path: str = "config") -> Any:
     if kind is Config and "sampling" in values:
         values = _migrated(values, path)
     hints = _hints(kind)
-    unknown = sorted(set(values) - set(hints))
-    if unknown:
+    if unknown := sorted(set(values) - set(hints)):
         raise InputError(f"{path}.{unknown[0]}", "one of " + ", ".join(sorted(hints)), repr(unknown[0]))
     arguments = {}
     for name, value in values.items():
         where = f"{path}.{name}"
         if name in KINDS and kind is Config:
-            tag = value.get("kind") if isinstance(value, dict) else None
-            if tag not in KINDS[name]:
-                raise InputError(f"{where}.kind", "one of " + ", ".join(KINDS[name]), repr(tag))
+            tag: Any = value.get("kind") if isinstance(value, dict) else None
+            refuse(tag not in KINDS[name], f"{where}.kind", "one of " + ", ".join(KINDS[name]), repr(tag))
             value = {leaf: item for leaf, item in value.items() if leaf != "kind"}
             arguments[name] = from_dict(KINDS[name][tag], value, where)
         elif dataclasses.is_dataclass(hints[name]):
@@ -556,12 +552,8 @@ _PLACES |= {f"sampler.{name}": f"sampling.{name}" for name in ("n_samples", "coa
 _PLACES |= {"sampler.merge_weak_samples": "render.thin", "field.follow": "motion.follow"}
 _PLACES |= {"field.motion_log2_entries": "motion.log2_entries", "field.motion_resolution": "motion.max_resolution"}
 _PLACES |= {"grid.contraction": "sampling.contraction", "grid.cull_unseen": "grid.hide_unseen"}
-_PLACES |= {
-    "loss.kind": "train.loss",
-    "loss.near_gradient": "sampling.near_gradient",
-    "loss.depth": "photo.depth_weight",
-    "train.checkpointing": "field.checkpointing",
-}
+_PLACES |= {"loss.kind": "train.loss", "loss.near_gradient": "sampling.near_gradient"}
+_PLACES |= {"loss.depth": "photo.depth_weight", "train.checkpointing": "field.checkpointing"}
 
 
 def _migrated(values: dict[str, Any], path: str) -> dict[str, Any]:
@@ -587,14 +579,11 @@ def _migrated(values: dict[str, Any], path: str) -> dict[str, Any]:
     tags, found = {"field": kind if kind in KINDS["field"] else "vanilla", "sampler": way}, {}
     for section, hint in _hints(Config).items():
         kept = KINDS[section].get(tags[section], Section) if section in tags else hint
-        places = {leaf: _PLACES.get(f"{section}.{leaf}", f"{section}.{leaf}") for leaf in _leaves(kept)}
+        leaves = _hints(kept) if dataclasses.is_dataclass(kept) else ()
+        places = {leaf: _PLACES.get(f"{section}.{leaf}", f"{section}.{leaf}") for leaf in leaves}
         found[section] = {leaf: old[place] for leaf, place in places.items() if place in old}
         found[section] |= {"kind": tags[section]} if section in tags else {}
     return found | {"preset": values.get("preset", "custom")}
-
-
-def _leaves(kind: Any) -> list[str]:
-    return list(_hints(kind)) if dataclasses.is_dataclass(kind) else []
 
 
 def check_code(config: Config, run: Path | None) -> Config:
@@ -602,7 +591,6 @@ def check_code(config: Config, run: Path | None) -> Config:
     for part in (config.field, config.sampler):
         file = Path(getattr(part, "source", "").rpartition(":")[0]).expanduser()
         inside = run is not None and (not file.is_absolute() or run.resolve() in file.resolve().parents)
-        if file.suffix == ".py" and inside:
-            hint = "look at it, move it out of the run, and hand it over: load_model(run, field=...)"
-            raise InputError(f"{part.section}.source", "code that is no part of the run", str(file), hint)
+        hint = "look at it, move it out of the run, and hand it over: load_model(run, field=...)"
+        refuse(file.suffix == ".py" and inside, f"{part.section}.source", "code that is no part of the run", file, hint)
     return config

@@ -107,16 +107,14 @@ _PRESETS |= {
         optim=c.OptimConfig(lr=2e-2, table_decay=0.01),
         sampler=c.GridSamplerConfig(),  # what is thin at first must not be skipped for good
     ),
-    **{
-        name: replace(
-            _PRESETS["vanilla"],
-            grid=replace(_PRESETS["vanilla"].grid, moments=1, decay=0.97),
-            field=field,
-            optim=replace(_VANILLA, lr=5e-4, beta2=0.99),
-        )
-        for name, field in (("tnerf", c.VanillaConfig(motion="time")), ("dnerf", c.VanillaConfig(motion="deform")))
-    },
+    "tnerf": replace(
+        _PRESETS["vanilla"],
+        grid=replace(_PRESETS["vanilla"].grid, moments=1, decay=0.97),
+        field=c.VanillaConfig(motion="time"),
+        optim=replace(_VANILLA, lr=5e-4, beta2=0.99),
+    ),
 }
+_PRESETS["dnerf"] = replace(_PRESETS["tnerf"], field=c.VanillaConfig(motion="deform"))
 
 # What helped views that were never seen, whatever it costs in time: docs/quality.md has the measurements.
 _PRESETS["quality"] = replace(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .errors import InputError
+from .errors import InputError, refuse
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,7 @@ class Rays:
     def __post_init__(self) -> None:
         for name in ("origins", "directions"):
             value = getattr(self, name)
-            if value.dim() != 2 or value.shape[1] != 3:
-                raise InputError(name, "shape (n_rays, 3)", str(tuple(value.shape)))
+            refuse(value.dim() != 2 or value.shape[1] != 3, name, "shape (n_rays, 3)", tuple(value.shape))
         n_rays = self.origins.shape[0]
         for name in ("directions", "times", "camera_indices", "pixel_radii"):
             value = getattr(self, name)
@@ -55,11 +54,7 @@ class Rays:
         return self._map(lambda value: value.to(device))
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Rays:
-        def optional(value: Tensor | None) -> Tensor | None:
-            return None if value is None else function(value)
-
-        others = (self.times, self.camera_indices, self.pixel_radii)
-        return Rays(function(self.origins), function(self.directions), *map(optional, others))
+        return replace(self, **{name: function(value) for name, value in vars(self).items() if value is not None})
 
 
 @dataclass(frozen=True)
@@ -148,8 +143,7 @@ class Aabb:
     high: tuple[float, float, float]
 
     def __post_init__(self) -> None:
-        sizes = [b - a for a, b in zip(self.low, self.high, strict=True)]
-        if len(sizes) != 3 or not all(0.0 < size < float("inf") for size in sizes):
+        if len(self.size) != 3 or not all(0.0 < size < float("inf") for size in self.size):
             raise InputError("aabb", "low < high on three finite axes", f"low={self.low}, high={self.high}")
 
     @classmethod

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import arg
 
 from ..config import Config, DataConfig
-from ..errors import InputError, require_run
+from ..errors import InputError, refuse, require_run
 from .flags import Backend, BackendName, Count, Device, RunPath, check_positive
 from .progress import Display, showing
 from .settings import resolve_device
@@ -104,8 +104,7 @@ def load_run(path: str, device: str, data: str | None = None) -> OpenRun:
 
     run = open_run(path)
     config = run.read_config()
-    if data is not None:
-        config = replace(config, data=replace(config.data, source=data))
+    config = config if data is None else replace(config, data=replace(config.data, source=data))
     checkpoint = latest_checkpoint(run.path)
     return OpenRun(run, config, read_state(checkpoint), load_model(checkpoint, device))
 
@@ -166,9 +165,8 @@ def check_new(path: Path, *, overwrite: bool, folder: bool = False) -> None:
     from ..evaluation.run_folder import check_writable
 
     check_writable(path)
-    if path.exists() and path.is_dir() != folder:
-        kinds = ("a folder", "a file") if folder else ("a file", "a folder")
-        raise InputError(str(path), kinds[0], f"{kinds[1]} of that name")
+    wanted, other = ("a folder", "a file") if folder else ("a file", "a folder")
+    refuse(path.exists() and path.is_dir() != folder, str(path), wanted, f"{other} of that name")
     if path.exists() and not overwrite:
         raise InputError(str(path), "a new file", "one that is there", "replace it by --overwrite, or name another")
 

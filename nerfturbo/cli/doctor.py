@@ -346,8 +346,7 @@ def _triton(facts: Facts) -> Finding:
     if facts.triton is None:
         fix = "pip install triton (Linux), or triton-windows"
         return Finding("broken", "triton", "not installed, and the GPU's kernels need it", "triton missing", fix)
-    old = [gpu.name for gpu in facts.gpus if gpu.capability < MIN_TRITON_CAPABILITY]
-    if old:
+    if old := [gpu.name for gpu in facts.gpus if gpu.capability < MIN_TRITON_CAPABILITY]:
         detail = f"{facts.triton} has no code for {old[0]} (compute capability below 7.0)"
         return Finding("warning", "triton", detail, "gpu too old", "use --backend reference on it, or --device cpu")
     return Finding("ok", "triton", facts.triton)
@@ -371,8 +370,7 @@ def _extras(facts: Facts) -> Iterator[Finding]:
         yield Finding("ok", what, cache.path) if cache.problem is None else broken
     no_video = Finding("info", "video", "GIF only; for MP4: pip install imageio-ffmpeg")
     yield Finding("ok", "video", "GIF and MP4") if facts.video else no_video
-    missing = "only with poses; to find them: apt install colmap, or pip install pycolmap"
-    no_poses = Finding("info", "photos", missing)
+    no_poses = Finding("info", "photos", "only with poses; to find them: apt install colmap, or pip install pycolmap")
     yield no_poses if facts.colmap is None else Finding("ok", "photos", f"poses by {facts.colmap}")
 
 

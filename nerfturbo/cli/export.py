@@ -245,8 +245,7 @@ def _say_page(made: dict[str, Any], *, split: bool) -> list[str]:
     x, y, z = made["cells"]
     levels = f" on {made['levels']} levels" if made["levels"] > 1 else ""
     lines = [f"{x} x {y} x {z} cells{levels}, {made['blocks']} blocks, {made['features']} features"]
-    found = made["score"]
-    if found is not None:
+    if (found := made["score"]) is not None:
         words = [f"{found['against_field']:.2f} dB against the field's own render"]
         if found["against_photos"] is not None:
             field = f"the field: {found['field_against_photos']:.2f}"

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 from tyro.conf import Positional, arg
 
-from ..errors import InputError
+from ..errors import InputError, refuse
 
 T = TypeVar("T")
 BackendName = Literal["auto", "reference", "cpu", "triton"]
@@ -78,9 +78,8 @@ def check_positive(values: dict[str, float | int | None]) -> None:
 
 def check_within(flag: str, value: float | None, low: float, high: float = math.inf, *, what: str = "") -> None:
     """Refuse what is not from `low` to `high`; None is a flag that was not given."""
-    if value is not None and not low <= value <= high:
-        expected = f"a number >= {low}" if high == math.inf else f"{low} to {high}"
-        raise InputError(flag, what or expected, str(value))
+    expected = what or (f"a number >= {low}" if high == math.inf else f"{low} to {high}")
+    refuse(value is not None and not low <= value <= high, flag, expected, value)
 
 
 def asks_help(argv: Sequence[str]) -> bool:

@@ -161,8 +161,7 @@ def _signal_main_thread() -> None:
 
 def _split(arguments: list[str]) -> tuple[str | None, list[str]]:
     for n_words in (2, 1):
-        verb = " ".join(arguments[:n_words])
-        if verb in VERBS:
+        if (verb := " ".join(arguments[:n_words])) in VERBS:
             return verb, arguments[n_words:]
     return None, arguments
 

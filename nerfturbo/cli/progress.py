@@ -2,6 +2,7 @@
 the clock of the command: previews and totals count from its begin, slow imports included."""
 
 import contextlib
+import itertools
 import logging
 import shlex
 import sys
@@ -39,13 +40,10 @@ def since_command() -> float:
 
 def seconds_by_stage() -> dict[str, float]:
     """How long each phase has taken; what came before the first is starting up."""
-    if not _marks:
-        return {}
-    result = {"starting": _marks[0][1] - _started}
-    ends = [begun for _, begun in _marks[1:]] + [time.monotonic()]
-    for (stage, begun), end in zip(_marks, ends, strict=True):
+    result: dict[str, float] = {}
+    for (stage, begun), (_, end) in itertools.pairwise([("starting", _started), *_marks, ("", time.monotonic())]):
         result[stage] = result.get(stage, 0.0) + end - begun
-    return result
+    return result if _marks else {}
 
 
 class Display:

@@ -153,9 +153,8 @@ def _check_motion(args: RenderArgs, opened: OpenRun, n_views: int) -> bool:
     """Whether the run's field sees time; flags that only then mean something are refused elsewhere."""
     moves = opened.config.follows_time
     for flag, given in (("--time", args.time is not None), ("--path still", args.path == "still")):
-        if given and not moves:
-            hint = "train with --preset auto on pictures with times"
-            raise InputError(flag, "a run of a scene that moves", f"field.kind {opened.config.field.kind}", hint)
+        hint = "train with --preset auto on pictures with times"
+        refuse(given and not moves, flag, "a run of a scene that moves", f"field.kind {opened.config.field.kind}", hint)
     check_within("--view", args.view, 0, n_views - 1, what=f"a test view from 0 to {n_views - 1}")
     return moves
 
@@ -242,8 +241,7 @@ def view(argv: Sequence[str]) -> int:
     check_within("--port", args.port, 0, 65535)
     check_viewer(args.host, args.port)
     with opened_run(args) as (opened, display):
-        scenes = opened.views(display)
-        page = open_page(opened.run, opened.model, scenes, host=args.host, port=args.port, trains=False)
+        page = open_page(opened.run, opened.model, opened.views(display), host=args.host, port=args.port, trains=False)
         display.close()
         print(f"{page.url}  (Ctrl-C ends it)", flush=True)
         with contextlib.closing(page), contextlib.suppress(KeyboardInterrupt):

@@ -164,8 +164,7 @@ def _describe_split(scene: Scene) -> dict[str, Any]:
 
 def _describe_unposed(given: str, *, plot: bool) -> dict[str, Any] | None:
     """Of photos or a video whose poses are not known yet; None for all other scenes."""
-    source = _unposed(given)
-    if source is None:
+    if (source := _unposed(given)) is None:
         return None
     from ..data.capture.photos import find_photos, is_video, photo_sizes
     from ..data.capture.process import poses_folder
@@ -187,8 +186,7 @@ def _describe_unposed(given: str, *, plot: bool) -> dict[str, Any] | None:
         photos = find_photos(source)
         refuse(len(photos) < 2, str(source), "at least 2 photos, to find their poses", "one")
         sizes = photo_sizes(photos) or [image_size(photos[0])]  # raises, in its words
-        damaged = len(photos) - len(sizes)
-        return {**name, "pictures": len(photos), "damaged": damaged, "sizes": sorted(set(sizes))}
+        return {**name, "pictures": len(photos), "damaged": len(photos) - len(sizes), "sizes": sorted(set(sizes))}
     try:
         decoder = open_decoder()
     except InputError as error:  # nothing here reads videos
@@ -216,8 +214,7 @@ def _what(found: dict[str, Any]) -> str:
     if "video" not in found:
         damaged = f" ({found['damaged']} damaged)" if found["damaged"] else ""
         return f"{found['pictures']} photos{damaged}, {sizes}" + (", ..." if len(found["sizes"]) > 4 else "")
-    facts = found["video"]
-    if facts is None:
+    if (facts := found["video"]) is None:
         return "a video"
     parts = [] if facts["frames"] is None else [f"{facts['frames']} frames"]
     parts += [sizes] if sizes else []
@@ -333,8 +330,7 @@ def find_poses(source: str, display: Display, *, wait: bool = False) -> None:
     """Before training: photos or a video get their poses, unless they have them; `wait`: another process finds them."""
     from ..data.capture.process import check_capture, has_poses, poses_folder
 
-    path = _unposed(source)
-    if path is None or has_poses(path):
+    if (path := _unposed(source)) is None or has_poses(path):
         return
     if wait:
         while not has_poses(path):

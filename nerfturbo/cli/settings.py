@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar, cast
 from tyro.conf import arg
 
 from ..config import BUILTIN_PREFIX, BUILTIN_SCENES, KINDS, Config, CustomFieldConfig, CustomSamplerConfig
-from ..errors import InputError, did_you_mean
+from ..errors import InputError, did_you_mean, refuse
 from ..presets import preset
 from .flags import Device, Kind, asks_help, flag_value, parse
 
@@ -77,8 +77,7 @@ def check_source(source: str, wanted: tuple[str, str] = ("a folder with a scene"
 
 def starting_config(argv: Sequence[str]) -> Config:
     """The defaults of nested flags: by --resume, --config, or --preset and --device; then by --field and --sampler."""
-    resume = flag_value(argv, "--resume")
-    if resume is not None and not asks_help(argv):
+    if (resume := flag_value(argv, "--resume")) is not None and not asks_help(argv):
         from ..evaluation.run_folder import open_run
 
         return open_run(resume).read_config()
@@ -105,8 +104,7 @@ def plugged(config: Config, field: str | None, sampler: str | None) -> Config:
 
 
 def _preset_config(argv: Sequence[str]) -> Config:
-    file = flag_value(argv, "--config")
-    if file is not None and not asks_help(argv):
+    if (file := flag_value(argv, "--config")) is not None and not asks_help(argv):
         from ..evaluation.run_folder import read_config_file
 
         if flag_value(argv, "--preset") is not None:
@@ -139,7 +137,6 @@ def resolve_device(name: str) -> str:
         raise InputError("--device", "auto, cpu, cuda or cuda:N", repr(name))
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            got = f"{name}, with {count} GPUs usable here"
-            raise InputError("--device", "a GPU that torch can use", got, "`nerfturbo doctor` says why")
+        got = f"{name}, with {count} GPUs usable here"
+        refuse((device.index or 0) >= count, "--device", "a GPU that torch can use", got, "`nerfturbo doctor` says why")
     return name

@@ -173,12 +173,10 @@ def _run_once(config: Config, scene: Scene, device: str) -> None:
     from ..training.optim import Optimizer
     from ..training.step import TrainingStep
 
-    grid = replace(config.grid, resolution=16)
-    config = replace(config, grid=grid, train=replace(config.train, max_rays=64))
+    config = replace(config, grid=replace(config.grid, resolution=16), train=replace(config.train, max_rays=64))
     model = NerfModel(config, SceneBounds.of(scene)).to(device)
     stepper = TrainingStep(model, PixelSampler(scene, device, config.train.seed), Optimizer(model, config.optim))
-    record = stepper.advance(0, 1)
-    model.grid.update(record.step, model.field.density, all_cells=False)
+    model.grid.update(stepper.advance(0, 1).step, model.field.density, all_cells=False)
     some = torch.arange(64.0, device=device)
     rays = scene.cameras.to(device).rays(torch.zeros(64, dtype=torch.int64, device=device), some, some)
     render_image(model.field, model.estimator, rays, height=1, width=len(rays), settings=model.settings)

@@ -1,5 +1,6 @@
 """`nerfturbo train`: flags to a plan. What the plan does is in session.py, what follows it in finish.py."""
 
+import contextlib
 import importlib.util
 import os
 import shlex
@@ -181,12 +182,10 @@ def parse_save_every(text: str) -> tuple[float, Literal["steps", "seconds"]]:
     ((500.0, 'steps'), (30.0, 'seconds'), (0.5, 'seconds'))
     """
     number, in_steps = text.strip().removesuffix("steps").removesuffix("s").strip(), text.strip().endswith("steps")
-    try:
+    with contextlib.suppress(ValueError, OverflowError):
         value = float(number)
         if value > 0.0 and (not in_steps or value == int(value)):
             return value, "steps" if in_steps else "seconds"
-    except (ValueError, OverflowError):
-        pass
     raise InputError("--save-every", "seconds > 0 (30s) or whole steps > 0 (500steps)", repr(text))
 
 

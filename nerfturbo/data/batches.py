@@ -52,10 +52,8 @@ class ErrorMap:
         n_tiles = int(first[-1])
         self._pixels = _drawable_pixels(images, mask, first, self.tile).to(device)  # (n_tiles,) float64
         self.errors = torch.full((n_tiles,), -1.0, dtype=torch.float64, device=device)  # negative: not met yet
-        self._sums = torch.zeros(n_tiles, dtype=torch.int64, device=device)
-        self._counts = torch.zeros(n_tiles, dtype=torch.int64, device=device)
+        self._sums, self._counts, ends = (torch.zeros(n_tiles, dtype=torch.int64, device=device) for _ in range(3))
         n_drawable = images.n_pixels if mask is None else mask.n_drawable
-        ends = torch.zeros(n_tiles, dtype=torch.int64, device=device)
         self.guide = ops.PixelGuide(ends, first.to(device), self.tile, n_drawable)
         self.refresh()
 
@@ -256,8 +254,7 @@ class PixelSampler:
         self._strata = side if side**2 == rays_per_pixel else 1  # 4 rays: one in each quarter of the pixel
         mapped = map_pixels(scene.images.pixels, self.device) if self.on_host and scene.images.file is None else None
         fetched = self.on_host and mapped is None
-        if rays_per_pixel > 1 and fetched:
-            raise InputError("rays_per_pixel", "1 for pictures that lie in a file", str(rays_per_pixel))
+        refuse(rays_per_pixel > 1 and fetched, "rays_per_pixel", "1 for pictures that lie in a file", rays_per_pixel)
         if guided and fetched and self.device.type != "cpu":
             hint = "draw uniformly, or load the pictures smaller with `downscale`"
             raise InputError("guided", "pictures that the device can read", "pictures in a file", hint)

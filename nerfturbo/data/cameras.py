@@ -56,14 +56,12 @@ class Cameras:
     ndc: Ndc | None = None  # the box that rays are bent into (`placement.py`); None: plain space
 
     def __post_init__(self) -> None:
-        if self.model not in LENS_MODELS:
-            hint = "undistort the images first"
-            raise InputError("model", "one of " + ", ".join(LENS_MODELS), repr(self.model), hint)
+        hint = "undistort the images first"
+        refuse(self.model not in LENS_MODELS, "model", "one of " + ", ".join(LENS_MODELS), repr(self.model), hint)
         _check_shapes(self)
-        if (self.distortion is None) != (self.model == "pinhole"):
-            expected = "None for pinhole cameras, coefficients for the others"
-            got = f"{'none' if self.distortion is None else 'some'} for {self.model}"
-            raise InputError("distortion", expected, got)
+        expected = "None for pinhole cameras, coefficients for the others"
+        got = f"{'none' if self.distortion is None else 'some'} for {self.model}"
+        refuse((self.distortion is None) != (self.model == "pinhole"), "distortion", expected, got)
         if self.camera_to_world.device.type == "cpu":
             _check_values(self)
 
@@ -115,23 +113,17 @@ class Cameras:
 
     def local_directions(self, camera_indices: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """(m, 3): what continuous pixel positions look along in the camera's own axes; not of unit length."""
-        directions = self._lens.unproject(*self._plane(camera_indices, x, y))
-        right, down, ahead = directions.unbind(-1)  # OpenCV's axes
+        right, down, ahead = self._lens.unproject(*self._plane(camera_indices, x, y)).unbind(-1)  # OpenCV's axes
         return torch.stack([right, -down, -ahead], dim=-1)
 
     def rays_along(self, camera_indices: Tensor, local: Tensor) -> Rays:
         """Rays along directions (m, 3) in the cameras' own axes, as `local_directions` gives them."""
-        focal = self.focal[camera_indices]  # (m, 2)
         poses = self.camera_to_world[camera_indices]  # (m, 3, 4)
         directions = (poses[:, :, :3] * local[:, None, :]).sum(-1)
         lengths = torch.linalg.vector_norm(directions, dim=-1)
-        rays = Rays(
-            origins=poses[:, :, 3],
-            directions=directions / lengths[:, None],
-            times=None if self.times is None else self.times[camera_indices],
-            camera_indices=camera_indices,
-            pixel_radii=PIXEL_RADIUS / (lengths * focal.prod(-1).sqrt()),
-        )
+        times = None if self.times is None else self.times[camera_indices]
+        radii = PIXEL_RADIUS / (lengths * self.focal[camera_indices].prod(-1).sqrt())
+        rays = Rays(poses[:, :, 3], directions / lengths[:, None], times, camera_indices, radii)
         return rays if self.ndc is None else self.ndc.bend_rays(rays)
 
     def is_valid(self, camera_indices: Tensor, x: Tensor, y: Tensor) -> Tensor:

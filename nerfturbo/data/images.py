@@ -100,11 +100,9 @@ def undecodable(path: Path, error: Exception) -> InputError:
 
 def _kind(path: Path) -> str | None:
     """HEIC or AVIF by the first bytes of a file, whatever its name; None for others."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(32)
-    except OSError:
-        return None
+    start = b""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        start = file.read(32)
     if start[4:8] != b"ftyp":
         return None
     brands = {start[8:12], start[16:20], start[20:24], start[24:28]}
@@ -127,19 +125,16 @@ def find_mask(folder: Path, image: Path, listed: Path | None = None) -> MaskFile
     """The mask of an image in a scene's folder, by the customs above; `listed` is the one its frame names."""
     if listed is not None:
         return MaskFile(listed)
-    dynamic = image.with_name(f"dynamic_mask_{image.stem}.png")
-    if dynamic.is_file():
+    if (dynamic := image.with_name(f"dynamic_mask_{image.stem}.png")).is_file():
         return MaskFile(dynamic, marks_ignored=True)
     places = [folder / name for name in MASK_FOLDERS if (folder / name).is_dir()]
     if not places or not image.is_relative_to(folder):
         return None
     inside = image.relative_to(folder)
     names = (inside, inside.relative_to(*inside.parts[:1]) if len(inside.parts) > 1 else inside)
-    for beside in (place / name for place in places for name in names):
-        for path in (beside.with_name(f"{beside.name}.png"), beside.with_suffix(".png"), beside):
-            if path.is_file():
-                return MaskFile(path)
-    return None
+    besides = (place / name for place in places for name in names)
+    paths = (path for one in besides for path in (one.with_name(f"{one.name}.png"), one.with_suffix(".png"), one))
+    return next((MaskFile(path) for path in paths if path.is_file()), None)
 
 
 def load_masks(masks: Sequence[MaskFile | None], sizes: Tensor) -> PixelMask | None:

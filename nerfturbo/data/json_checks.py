@@ -36,8 +36,7 @@ def natural(name: str | Path) -> tuple[list[str | int], str]:
 def read_json(file: Path, what: str = "a file") -> dict[str, Any]:
     """A JSON object from a file; `what` says what should have been there."""
     document = read_json_value(file, what)
-    if not isinstance(document, dict):
-        raise InputError(str(file), "a JSON object", type(document).__name__)
+    refuse(not isinstance(document, dict), str(file), "a JSON object", type(document).__name__)
     return document
 
 
@@ -55,14 +54,11 @@ def read_json_value(file: Path, what: str = "a file") -> Any:
 
 def read_frames(document: dict[str, Any], file: Path) -> list[tuple[dict[str, Any], str]]:
     """The frames of a transforms file, each with the words that say where it stands."""
-    frames = document.get("frames")
-    if not isinstance(frames, list) or not frames:
-        got = "none" if not frames else type(frames).__name__
-        raise InputError(f"{file}: frames", "a list of at least one frame", got)
+    frames: Any = document.get("frames")
+    got, expected = type(frames).__name__ if frames else "none", "an object with file_path and transform_matrix"
+    refuse(not isinstance(frames, list) or not frames, f"{file}: frames", "a list of at least one frame", got)
     for index, frame in enumerate(frames):
-        if not isinstance(frame, dict):
-            got = type(frame).__name__
-            raise InputError(f"{file}: frame {index}", "an object with file_path and transform_matrix", got)
+        refuse(not isinstance(frame, dict), f"{file}: frame {index}", expected, type(frame).__name__)
     return [(frame, str(frame.get("where", f"{file}: frame {index}"))) for index, frame in enumerate(frames)]
 
 
@@ -114,8 +110,7 @@ def rigid(matrix: Tensor, what: str) -> Tensor:
 
 def image_path(folder: Path, value: object, what: str, *, allow_outside: bool = False) -> Path:
     """The image a file names, with or without its extension; inside the scene's folder, unless `allow_outside`."""
-    found = find_image(folder, value, what, allow_outside=allow_outside)
-    if found is None:
+    if (found := find_image(folder, value, what, allow_outside=allow_outside)) is None:
         raise missing(value, what, allow_outside)
     return found
 

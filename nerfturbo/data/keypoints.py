@@ -63,8 +63,7 @@ class Keypoints:
 
     def of_views(self, indices: list[int]) -> Keypoints | None:
         """Those of some of the views, numbered as `Scene.select` numbers them; None where these have none."""
-        photos = self.rays.camera_indices
-        if photos is None:
+        if (photos := self.rays.camera_indices) is None:
             raise InputError("keypoints", "rays with camera_indices", "none")
         number = torch.full((max(int(photos.max()), *indices) + 1,), -1, dtype=photos.dtype, device=photos.device)
         number[indices] = torch.arange(len(indices), dtype=photos.dtype, device=photos.device)
@@ -92,8 +91,7 @@ def load_keypoints(scene: Scene, *, min_photos: int = 1) -> Keypoints:
     if any(scene.depths):
         return _of_maps(scene)
     folder, model = _model_folder(scene.source)
-    points = colmap.points_file(model)
-    if points is None or not scene.files:
+    if (points := colmap.points_file(model)) is None or not scene.files:
         raise InputError(str(model), "points3D.bin or points3D.txt", "neither", HINT)
     cameras_file, images_file = colmap.model_files(model)
     photos, cameras = colmap.image_files(folder, images_file), colmap.read_cameras(cameras_file)

@@ -237,8 +237,7 @@ def _project_fov(directions: Tensor, coefficients: Tensor) -> Tensor:
     angle = coefficients[..., 0]
     across = torch.linalg.vector_norm(directions[:, :2], dim=-1)
     radius = torch.atan2(2.0 * across * torch.tan(0.5 * angle), directions[:, 2]) / angle.clamp_min(_FLAT)
-    bent = _along_azimuth(directions, across, radius)
-    return torch.where((angle < _FLAT)[:, None], _on_plane(directions), bent)
+    return torch.where((angle < _FLAT)[:, None], _on_plane(directions), _along_azimuth(directions, across, radius))
 
 
 def _unproject_fov(points: Tensor, coefficients: Tensor) -> Tensor:
@@ -454,8 +453,7 @@ def _camera_of(key: _Key) -> Cameras:
 @functools.lru_cache(maxsize=_REMEMBERED)
 @torch.no_grad()
 def _valid(key: _Key, device: torch.device) -> Tensor | None:
-    camera = _camera_of(key)
-    if all_valid(camera):
+    if all_valid(camera := _camera_of(key)):
         return None
     camera = camera.to(device)
     valid = torch.cat([camera.is_valid(*part) for part in pixel_parts(camera)])

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, refuse
 from ..types import Aabb, Rays
 from .cameras import Cameras, similarity_scale, transform_poses, turn_between
 from .images import OBJECT_BORDER, Backdrop
@@ -74,8 +74,7 @@ class Ndc:
 
     def ends(self, rays: Rays) -> tuple[Tensor, Tensor]:
         """(m, 3) each: where rays meet the near plane, and where they go to infinity."""
-        rotation = self.to_mean[:, :3]
-        local, along = self._local(rays.origins), rays.directions @ rotation.T
+        local, along = self._local(rays.origins), rays.directions @ self.to_mean[:, :3].T
         along = torch.nn.functional.normalize(along, dim=-1)
         down = along[:, 2:].clamp(max=-_FORWARD)
         at_plane = local[:, :2] - along[:, :2] * ((1.0 + local[:, 2:]) / down)
@@ -159,8 +158,7 @@ def place(
     if by_points and options.bounds == "auto" and cloud is not None:
         around = torch.nn.functional.normalize(moved.positions[:, :2], dim=-1)
         bounded, doubt = levels_for(_reach(cloud)) == 1 and float(around.mean(0).norm()) <= _ONE_SIDE, False
-        far = farthest_distance(moved.positions, found[1].aabb)
-        found[0] = found[1]._replace(far=far, grid_levels=1)
+        found[0] = found[1]._replace(far=farthest_distance(moved.positions, found[1].aabb), grid_levels=1)
     extent, other = found if bounded else found[::-1]
     reach = f"one box of {extent.aabb.size[0]:.3g}" if bounded else f"{extent.grid_levels} grid levels"
     why = f"{why}, in doubt: `train` tries both; {reach}" if doubt else f"{why}; {reach}"
@@ -223,9 +221,8 @@ def place_in_ndc(cameras: Cameras, poses: Tensor, points: Tensor | None, options
     ndc = Ndc((_mean_camera(placed) / near).float(), halves.float())
     rays = replace(cameras, camera_to_world=placed).rays_through([(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0)])
     half = max(float(end[:, :2].abs().max()) for end in ndc.ends(rays)) * 1.001
-    if half > WIDEST:
-        expected = f"pictures that show at most {WIDEST:g} times what the mean camera does"
-        raise InputError("ndc", expected, f"{half:.3g}", "leave it out: some cameras look too far aside")
+    expected = f"pictures that show at most {WIDEST:g} times what the mean camera does"
+    refuse(half > WIDEST, "ndc", expected, f"{half:.3g}", "leave it out: some cameras look too far aside")
     side = 2.0 * max(1.0, half)
     why = f"the near plane is {near:.3g} ahead of the mean camera, and a box of {side:.3g} holds it all"
     notes = (*plain.notes[:3], Decision.of("bounds", "NDC", why, "--bounds unbounded"))
@@ -347,8 +344,7 @@ def _nearest_depth(cameras: Cameras, points: Tensor) -> float | None:
     """Where the nearest hundredth of the points begins that a camera sees; None where no camera sees enough."""
     points, nearest = _sample(points).float(), []
     for index in range(0, len(cameras), max(1, len(cameras) // 32)):
-        where = torch.full((points.shape[0],), index)
-        pixels, depths = cameras.project(where, points)
+        pixels, depths = cameras.project(torch.full((points.shape[0],), index), points)
         inside = (depths > 0.0) & (pixels >= 0.0).all(-1) & (pixels <= cameras.size[index]).all(-1)
         if int(inside.sum()) >= _ENOUGH_POINTS:
             nearest.append(float(torch.quantile(depths[inside].double(), 0.01)))

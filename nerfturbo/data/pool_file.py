@@ -100,13 +100,11 @@ def pool_path(images: Sequence[Path], settings: Sequence[int]) -> Path:
 
 def open_pool(path: Path, n_bytes: int, channels: int) -> MappedPool | None:
     """The file of an earlier load, or None where there is none of the right size."""
-    try:
-        if path.stat().st_size != n_bytes:
-            return None
-        os.utime(path)  # the least recently used files are removed first
-        return MappedPool(path, n_bytes, channels)
-    except OSError:
-        return None
+    with contextlib.suppress(OSError):
+        if path.stat().st_size == n_bytes:
+            os.utime(path)  # the least recently used files are removed first
+            return MappedPool(path, n_bytes, channels)
+    return None
 
 
 def fits_memory(n_bytes: int) -> bool:

@@ -131,9 +131,8 @@ class Scene:
 
 def hold_out(scene: Scene, every: int) -> tuple[Scene, Scene]:
     """Split off views 0, every, 2 every, ...: (the rest, the held-out ones). Settings are chosen on the second."""
-    if every < 2 or len(scene) < 2:
-        got = f"{every} for a scene of {len(scene)} views"
-        raise InputError("every", "an integer >= 2 and a scene of at least 2 views", got)
+    got = f"{every} for a scene of {len(scene)} views"
+    refuse(every < 2 or len(scene) < 2, "every", "an integer >= 2 and a scene of at least 2 views", got)
     views = range(len(scene))
     return scene.select([i for i in views if i % every]), scene.select([i for i in views if i % every == 0])
 
@@ -160,8 +159,7 @@ def load_scene(
         name = text.removeprefix(BUILTIN_PREFIX)
         return builtin_scene(name, split, resolution=max(1, round(DEFAULT_RESOLUTION / options.downscale)))
     folder = Path(source).expanduser()
-    found = recognise(folder)
-    if found is not None:
+    if (found := recognise(folder)) is not None:
         return found.load(folder, split, options)
     from .capture.photos import what_else
 
@@ -228,8 +226,7 @@ def scene_formats() -> tuple[SceneFormat, ...]:
     from .capture import process  # imported here: the loaders import this file
     from .formats import colmap, exports, llff, transforms
 
-    first = (transforms.BLENDER, transforms.FORMAT, colmap.FORMAT, llff.FORMAT)
-    return *first, *exports.FORMATS, process.FORMAT
+    return transforms.BLENDER, transforms.FORMAT, colmap.FORMAT, llff.FORMAT, *exports.FORMATS, process.FORMAT
 
 
 def is_builtin(source: str) -> bool:

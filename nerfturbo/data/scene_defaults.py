@@ -41,10 +41,8 @@ def fitted_config(config: Config, scene: Scene, *, auto: Config | None = None) -
             config = replace(config, field=replace(config.field, log2_entries=LONG_ENTRIES))
             why = f"because {config.train.time_limit:g} s will fill larger tables"
             chosen += (f"field.log2_entries {LONG_ENTRIES}, {why}",)
-    if config.sampler.kind != "grid" or config.grid.contraction != "none":
-        config, notes = _folded(config, levels)
-    else:
-        config, notes = _nested(config, levels)
+    folds = config.sampler.kind != "grid" or config.grid.contraction != "none"
+    config, notes = (_folded if folds else _nested)(config, levels)
     return config, (*chosen, *notes)
 
 

@@ -259,16 +259,10 @@ def write_camera_path(
     width, height = (int(side) for side in path.cameras.size[0])
     shape = {"camera_type": "perspective", "render_width": width, "render_height": height}
     pace = {"fps": path.fps, "seconds": len(path.cameras) / path.fps, "is_cycle": False, "smoothness_value": 0.0}
-    document = (
-        shape
-        | pace
-        | {
-            "crop": None if path.crop is None else _crop_document(path.crop, to_original),
-            "camera_path": _camera_documents(path.cameras, to_original, "camera_to_world"),
-            "keyframes": [] if keyframes is None else _camera_documents(keyframes, to_original, "matrix"),
-        }
-    )
-    write_json(file, document)
+    crop = None if path.crop is None else _crop_document(path.crop, to_original)
+    frames = _camera_documents(path.cameras, to_original, "camera_to_world")
+    keys = [] if keyframes is None else _camera_documents(keyframes, to_original, "matrix")
+    write_json(file, shape | pace | {"crop": crop, "camera_path": frames, "keyframes": keys})
 
 
 def _pose(value: object, what: str) -> Tensor:
@@ -316,10 +310,8 @@ def _read_crop(value: object, what: str, back: Tensor | None) -> Aabb | None:
         return None
     if not isinstance(value, dict):
         raise InputError(what, "an object with crop_center and crop_scale", shown(value))
-    center, size, angles = (
-        _triple(value.get(name, default), f"{what}.{name}")
-        for name, default in (("crop_center", None), ("crop_scale", None), ("crop_rot", [0.0, 0.0, 0.0]))
-    )
+    given: dict[str, Any] = {"crop_center": None, "crop_scale": None, "crop_rot": [0.0, 0.0, 0.0]} | value
+    center, size, angles = (_triple(given[f"crop_{key}"], f"{what}.crop_{key}") for key in ("center", "scale", "rot"))
     matrix = torch.eye(4, dtype=torch.float64) if back is None else back
     scale = similarity_scale(matrix)
     x, y, z = (turned(axis, math.degrees(angle)) for axis, angle in enumerate(angles))

@@ -127,9 +127,6 @@ class Canvas:
 
     def __init__(self, width: int, height: int, color: Color | str = "white") -> None:
         self._image = Image.new("RGB", (2 * width, 2 * height), color)
-        self._begin()
-
-    def _begin(self) -> None:
         self._draw = ImageDraw.Draw(self._image, "RGBA")
 
     def line(self, points: np.ndarray | Sequence[tuple[float, float]], color: Color, width: int = 1) -> None:
@@ -165,7 +162,7 @@ class Canvas:
             for dx in range(side):
                 canvas[rows + dy, columns + dx] = colors[inside]
         self._image = Image.fromarray(canvas)
-        self._begin()
+        self._draw = ImageDraw.Draw(self._image, "RGBA")
 
     def paste(self, other: "Canvas", at: tuple[int, int]) -> None:
         self._image.paste(other._image, (2 * at[0], 2 * at[1]))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..data.images import composite_over
 from ..data.scene import Scene
-from ..errors import InputError
+from ..errors import InputError, refuse
 
 
 def psnr_from_mse(mse: float) -> float:
@@ -45,12 +45,9 @@ def ssim(image: Tensor, truth: Tensor, counts: Tensor | None = None) -> float:
         raise InputError("image", "at least 11 x 11 pixels, the window of SSIM", f"{tuple(image.shape[:2])}")
     if counts is not None:
         image = torch.where(counts[..., None], image, truth)
-    batches = [each.permute(2, 0, 1)[None].float() for each in (image, truth)]
-    if counts is not None:
-        whole = structural_similarity_index_measure(batches[0], batches[1], data_range=1.0, return_full_image=True)
-        return float(whole[1][0].permute(1, 2, 0)[counts].mean())
-    value = structural_similarity_index_measure(batches[0], batches[1], data_range=1.0)
-    return float(value if isinstance(value, Tensor) else value[0])
+    one, other = (each.permute(2, 0, 1)[None].float() for each in (image, truth))
+    mean, whole = structural_similarity_index_measure(one, other, data_range=1.0, return_full_image=True)
+    return float(mean if counts is None else whole[0].permute(1, 2, 0)[counts].mean())
 
 
 class MissingWeightsError(InputError):
@@ -91,9 +88,8 @@ def mean_psnr(values: Sequence[float]) -> float:
 
 
 def _check_same_shape(image: Tensor, truth: Tensor) -> None:
-    if image.shape != truth.shape or image.dim() != 3:
-        got = f"{tuple(image.shape)} and {tuple(truth.shape)}"
-        raise InputError("image, truth", "one shape (height, width, channels)", got)
+    got = f"{tuple(image.shape)} and {tuple(truth.shape)}"
+    refuse(image.shape != truth.shape or image.dim() != 3, "image, truth", "one shape (height, width, channels)", got)
 
 
 def constant_baseline_psnr(scene: Scene, device: torch.device | str | None = None) -> float:
@@ -107,11 +103,8 @@ def constant_baseline_psnr(scene: Scene, device: torch.device | str | None = Non
 
 def blur_baseline_psnr(scene: Scene, sigma: float = 3.0, device: torch.device | str | None = None) -> float:
     """Mean PSNR, on white, of the true pictures blurred by a Gaussian of `sigma` pixels; `device` as above."""
-    errors = []
-    for index in range(len(scene)):
-        truth = _on_white(scene, index, device)
-        errors.append(((gaussian_blur(truth, sigma) - truth) ** 2).mean())
-    return _psnr_of(errors)
+    truths = (_on_white(scene, index, device) for index in range(len(scene)))
+    return _psnr_of([((gaussian_blur(truth, sigma) - truth) ** 2).mean() for truth in truths])
 
 
 def gaussian_blur(image: Tensor, sigma: float) -> Tensor:

@@ -221,11 +221,10 @@ def judge(
                 better.append({"what": what, "given": row[0], "better": row[1], "deviation": row[2], "image": names[k]})
     errors, left = every.errors(), every.errors(lens if better else None)
     by_pair, left_by_pair = (np.array([part.median() for part in values.split(counts)]) for values in (errors, left))
-    owned = {k: [place for place, pair in enumerate(kept) if k in pair] for k in range(len(names))}
+    owned = {k: own for k in range(len(names)) if (own := [place for place, pair in enumerate(kept) if k in pair])}
     by_image = [
         {"image": names[k], "error": np.median(by_pair[own]), "left": np.median(left_by_pair[own]), "pairs": len(own)}
         for k, own in owned.items()
-        if own
     ]
     by_image.sort(key=lambda row: -row["left"])
     limit = max(LARGE, TIMES * float(np.median([row["left"] for row in by_image])))

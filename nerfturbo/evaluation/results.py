@@ -34,12 +34,8 @@ def protocol(config: Config, scene: Scene, n_views: int, *, divisor: int = 1) ->
     """How the score was measured: all that can move it by more than the method does; `divisor` shrank the views."""
     sizes = {tuple(max(1, round(side / divisor)) for side in size) for size in scene.cameras.size.tolist()}
     low, high, divisor = min(sizes), max(sizes), divisor * config.data.downscale
-    if config.data.source.startswith(BUILTIN_PREFIX):
-        origin = "rendered at this size"
-    elif divisor > 1:
-        origin = f"the files' size over {divisor}, each pixel the mean of {divisor}^2"
-    else:
-        origin = "the files' own"
+    origin = f"the files' size over {divisor}, each pixel the mean of {divisor}^2" if divisor > 1 else "the files' own"
+    origin = "rendered at this size" if config.data.source.startswith(BUILTIN_PREFIX) else origin
     return {
         "split": scene.split,
         "n_views": n_views,
@@ -63,10 +59,8 @@ def evaluation_metrics(
 ) -> dict[str, Any]:
     """The part of metrics.json that `eval` renews."""
     scores = {"psnr": found.psnr, "ssim": found.ssim, "lpips": found.lpips, "baselines": baselines}
-    return scores | {
-        "protocol": protocol(config, scene, len(found.views), divisor=divisor),
-        "per_view": [asdict(view) for view in found.views],
-    }
+    measured = protocol(config, scene, len(found.views), divisor=divisor)
+    return scores | {"protocol": measured, "per_view": [asdict(view) for view in found.views]}
 
 
 def versions() -> dict[str, str]:
@@ -100,12 +94,11 @@ def peak_memory(device: torch.device) -> dict[str, int | None]:
 
 
 def _peak_memory_bytes() -> int | None:
-    held = read_entry("/proc/self/status", "VmHWM")
-    if held is not None:
+    if (held := read_entry("/proc/self/status", "VmHWM")) is not None:
         return int(held.split()[0]) * 1024
-    try:
+    with contextlib.suppress(ImportError):
         import resource
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # kilobytes everywhere but on macOS
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024  # kilobytes everywhere but on macOS
+    return None

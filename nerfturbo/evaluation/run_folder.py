@@ -108,9 +108,8 @@ def config_document(config: Config) -> dict[str, Any]:
 
 def read_config_file(path: Path) -> Config:
     """A config that `tune` or a run wrote."""
-    if not path.is_file():
-        hint = "`nerfturbo tune` writes one, and every run has one"
-        raise InputError(str(path), "a config file", "no such file", hint)
+    hint = "`nerfturbo tune` writes one, and every run has one"
+    refuse(not path.is_file(), str(path), "a config file", "no such file", hint)
     document = _read_object(path)
     if not isinstance(document.get("config"), dict):
         raise InputError(str(path), "a config file", "no config in it", "`nerfturbo tune` writes one")

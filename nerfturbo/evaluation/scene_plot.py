@@ -13,7 +13,7 @@ from ..data.scene import Scene
 from ..errors import InputError, refuse
 from ..files import replacing
 from ..types import Aabb
-from .images import Canvas, Color
+from .images import Canvas
 
 WIDTH, HEIGHT = 1500, 1060
 _MOST_POINTS = 60_000
@@ -188,11 +188,9 @@ def _frusta(scene: Scene, size: float) -> np.ndarray:
 def _draw_axes(canvas: Canvas, panel: _Panel) -> None:
     for axis, (name, color) in enumerate(_AXES):
         start, end = panel.project(panel.center + 0.22 * panel.reach * np.outer([0.0, 1.0], np.eye(3)[axis]))[0]
-        length = float(np.linalg.norm(end - start))
-        if length < 4.0:
-            continue  # it points at the viewer
-        canvas.line(np.stack([start, end]), color, 2)
-        canvas.text(end + 9.0 * (end - start) / length, name, color, 14, "mm")
+        if (length := float(np.linalg.norm(end - start))) >= 4.0:  # else it points at the viewer
+            canvas.line(np.stack([start, end]), color, 2)
+            canvas.text(end + 9.0 * (end - start) / length, name, color, 14, "mm")
 
 
 def _draw_words(canvas: Canvas, scenes: Sequence[Scene], points: PlotPoints | None, title: str) -> None:
@@ -206,9 +204,7 @@ def _draw_words(canvas: Canvas, scenes: Sequence[Scene], points: PlotPoints | No
         line += f"; 1 unit here is {similarity_scale(first.to_original):.4g} in the file"
     canvas.text((24, 18), title, _INK, 28)
     canvas.text((24, 54), line, _SOFT, 15)
-    entries: list[tuple[Color, str]] = [
-        (_SPLIT_COLORS.get(scene.split, _INK), f"{len(scene)} {scene.split} cameras") for scene in scenes
-    ]
+    entries = [(_SPLIT_COLORS.get(scene.split, _INK), f"{len(scene)} {scene.split} cameras") for scene in scenes]
     entries.append((_BOX, "box" if levels == 1 else "box, and the next larger one"))
     if points is not None:
         entries.append((_SOFT, f"{points.positions.shape[0]} points"))

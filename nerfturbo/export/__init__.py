@@ -4,7 +4,7 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import InputError
+from ..errors import InputError, refuse
 
 Progress = Callable[[float], None]  # takes the share that is done
 
@@ -15,9 +15,8 @@ def quiet(share: float) -> None:
 
 def check_ending(path: Path, *endings: str, flag: str = "") -> None:
     """Refuse a file of another kind, before any work is done; the error names the flag, where one is given."""
-    if path.suffix.lower() not in endings:
-        got = str(path) if flag else repr(path.suffix)
-        raise InputError(flag or str(path), "a file ending in " + ", ".join(endings), got)
+    got = str(path) if flag else repr(path.suffix)
+    refuse(path.suffix.lower() not in endings, flag or str(path), "a file ending in " + ", ".join(endings), got)
 
 
 def require_package(module: str, package: str, purpose: str, extra: str) -> None:

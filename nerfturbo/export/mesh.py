@@ -77,9 +77,8 @@ def extract_mesh(
     density = density_volume(model, box, voxel, progress=lambda share: progress(0.5 * share))
     level = THICKNESS / model.grid.step_size if settings.density is None else settings.density
     peak = float(density.max())
-    if not level < peak:
-        hint = "give a lower --density, or train longer"
-        raise InputError("--density", f"less than the densest point of the box, {peak:.4g}", f"{level:.4g}", hint)
+    hint = "give a lower --density, or train longer"
+    refuse(not level < peak, "--density", f"less than the densest point of the box, {peak:.4g}", f"{level:.4g}", hint)
     # "ascent" turns triangles so that they are counter-clockwise seen from where the density is low.
     corners, triangles, *_ = marching_cubes(density.numpy(), level, spacing=(voxel,) * 3, gradient_direction="ascent")
     low = torch.tensor([value - voxel for value in box.low])
@@ -97,9 +96,8 @@ def _finish(model: NerfModel, vertices: Tensor, faces: Tensor, n_faces: int | No
     """Decimate, drop vertices no triangle uses, and ask the field for the colours of the rest."""
     import trimesh
 
-    if faces.shape[0] == 0:
-        hint = "no camera of training sees the surface there; --keep-hidden keeps what they do not see"
-        raise InputError("mesh", "at least one triangle", "none", hint)
+    hint = "no camera of training sees the surface there; --keep-hidden keeps what they do not see"
+    refuse(faces.shape[0] == 0, "mesh", "at least one triangle", "none", hint)
     body = trimesh.Trimesh(vertices.numpy(), faces.numpy(), process=False)
     if n_faces is not None and n_faces < faces.shape[0]:
         body = body.simplify_quadric_decimation(face_count=n_faces)
@@ -185,9 +183,8 @@ def _texture(colors: Tensor) -> Any:
     cell = torch.stack([index % side, index // side], dim=-1)[:, None] * 2  # (n, 1, 2): column, row
     places = (cell + torch.tensor([[0, 0], [1, 0], [0, 1]]) + 0.5).double() / (2 * side)
     places[..., 1] = 1.0 - places[..., 1]  # trimesh counts from the bottom
-    material = PBRMaterial(
-        baseColorTexture=Image.fromarray(image.numpy()), metallicFactor=0.0, roughnessFactor=1.0, doubleSided=True
-    )
+    dull = {"metallicFactor": 0.0, "roughnessFactor": 1.0, "doubleSided": True}
+    material = PBRMaterial(baseColorTexture=Image.fromarray(image.numpy()), **dull)
     return TextureVisuals(uv=places.view(-1, 2).numpy(), material=material)
 
 
@@ -211,8 +208,7 @@ def _unlit(tree: dict[str, Any]) -> None:
 def export_box(model: NerfModel, box: Aabb | None, what: str = "--box") -> Aabb:
     """What there is to export: the occupied part of the scene, of `box` where one is given. Fails at once, before
     anything is evaluated, where that is empty, and names the occupied box; `what` is where the given one is from."""
-    occupied = occupied_box(model.grid)
-    if occupied is None:
+    if (occupied := occupied_box(model.grid)) is None:
         hint = "train it longer"
         raise InputError("the run", "an occupied part of the scene", "an occupancy grid that is empty", hint)
     if box is None:

@@ -63,10 +63,8 @@ class _Gif:
         self._frames: list[Image.Image] = []
 
     def add(self, frame: Tensor) -> None:
-        image = Image.fromarray(frame.cpu().numpy())
-        dither = Image.Dither.FLOYDSTEINBERG
         self.n_frames += 1
-        self._frames.append(image.quantize(256, method=Image.Quantize.MEDIANCUT, dither=dither))
+        self._frames.append(Image.fromarray(frame.cpu().numpy()).quantize(256))
 
     def finish(self) -> None:
         first, *rest = self._frames

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("nerfturbo")
 Logger = Callable[[dict[str, Any]], None]
-NOT_SCALARS = ("kind", "step", "image")
 EVERY_SECONDS = 1.0  # between two looks at the GPU
 STARVING_PERCENT = 60.0
 STARVING_SAMPLES = 8  # readings in a row before the hint
@@ -243,17 +242,13 @@ def wandb_logger(name: str, config: dict[str, Any] | None = None, project: str =
 
 
 def _scalars(entry: dict[str, Any]) -> dict[str, float]:
-    return {
-        name: value
-        for name, value in entry.items()
-        if name not in NOT_SCALARS and isinstance(value, int | float) and not isinstance(value, bool)
-    }
+    numbers = {name: value for name, value in entry.items() if isinstance(value, int | float) and name != "step"}
+    return {name: value for name, value in numbers.items() if not isinstance(value, bool)}
 
 
 def _picture(entry: dict[str, Any]) -> Any:
     """(height, width, 3) uint8 of the picture an entry names, or None."""
-    path = entry.get("image")
-    if path is None or not Path(path).is_file():
+    if (path := entry.get("image")) is None or not Path(path).is_file():
         return None
     import numpy
     from PIL import Image

@@ -46,19 +46,6 @@ class CheckpointState:
     lr_factor: float = 1.0  # what `--on-instability lower-lr` has multiplied the learning rate by
 
 
-def _collect(model: nn.Module, others: dict[str, Tensor] | None) -> dict[str, Tensor]:
-    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
-    tensors |= {f"{OTHERS}{name}": value for name, value in (others or {}).items()}
-    collected, places = {}, set()
-    for name, value in tensors.items():
-        kept = value.detach().contiguous().cpu()
-        if kept.numel() and kept.data_ptr() in places:  # two names of one parameter
-            kept = kept.clone()
-        places.add(kept.data_ptr())
-        collected[name] = kept
-    return collected
-
-
 def _fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -71,7 +58,16 @@ def save_checkpoint(
     folder: Path, state: CheckpointState, model: nn.Module, others: dict[str, Tensor] | None, *, keep: int = KEEP
 ) -> Path:
     """Write `folder/step_00001234/` atomically; the newest `keep` and the one with the best score stay."""
-    return write_tensors(folder, state, _collect(model, others), keep=keep)
+    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+    tensors |= {f"{OTHERS}{name}": value for name, value in (others or {}).items()}
+    collected, places = {}, set()
+    for name, value in tensors.items():
+        kept = value.detach().contiguous().cpu()
+        if kept.numel() and kept.data_ptr() in places:  # two names of one parameter
+            kept = kept.clone()
+        places.add(kept.data_ptr())
+        collected[name] = kept
+    return write_tensors(folder, state, collected, keep=keep)
 
 
 def write_tensors(folder: Path, state: CheckpointState, tensors: dict[str, Tensor], *, keep: int = KEEP) -> Path:
@@ -92,9 +88,8 @@ def write_tensors(folder: Path, state: CheckpointState, tensors: dict[str, Tenso
         with contextlib.suppress(OSError):
             why += f", {shutil.disk_usage(folder).free / 1e6:.1f} MB are free"
         raise CheckpointError(f"{final}: could not be saved ({why}); earlier checkpoints are intact") from error
-    except BaseException:  # a second Ctrl-C, say
+    finally:  # after a second Ctrl-C, say
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
     best = best_checkpoint(folder)
     for old in list_checkpoints(folder)[: -max(1, keep)]:
         if old != best:
@@ -169,8 +164,7 @@ def latest_checkpoint(run: Path) -> Path:
     """The newest checkpoint of a run folder, or the one folder of a checkpoint itself."""
     if (run / "state.json").is_file():
         return run
-    found = list_checkpoints(run / "checkpoints")
-    if not found:
+    if not (found := list_checkpoints(run / "checkpoints")):
         raise CheckpointError(f"{run}: expected a run folder with checkpoints/{PREFIX}*, found none; train one first")
     return found[-1]
 

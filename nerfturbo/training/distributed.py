@@ -128,8 +128,7 @@ class ProcessTeam(Team):
         """What goes over the wire: the weighted gradient itself, or its half copy in a buffer that is kept."""
         if self._half is None:
             return grad.mul_(weight.to(grad.dtype))
-        buffer = self._messages.get(grad.data_ptr())
-        if buffer is None:
+        if (buffer := self._messages.get(grad.data_ptr())) is None:
             buffer = self._messages[grad.data_ptr()] = torch.empty_like(grad, dtype=self._half)
         return buffer.copy_(grad * weight.to(grad.dtype))
 
@@ -214,8 +213,7 @@ def rank_device(device: str) -> str:
 
 def choose_backend(device: torch.device) -> str:
     """nccl for ranks with a GPU each, gloo on CPUs and for ranks that share a GPU, which NCCL refuses."""
-    chosen = os.environ.get(BACKEND_VARIABLE)
-    if chosen is not None:
+    if (chosen := os.environ.get(BACKEND_VARIABLE)) is not None:
         refuse(chosen not in ("gloo", "nccl"), BACKEND_VARIABLE, "gloo or nccl", repr(chosen))
         return chosen
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

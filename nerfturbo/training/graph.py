@@ -357,8 +357,14 @@ class NotCapturedError(BackendError):
     """Something in the step cannot be captured, such as reading a value back to the host."""
 
 
-def _not_captured(error: RuntimeError) -> BackendError:
-    cause = _first_cause(error)
+def _not_captured(error: BaseException) -> BackendError:
+    """Tells the first line of the error that began it, and the line of code outside torch that met it."""
+    while error.__context__ is not None:  # ending a broken capture raises again
+        error = error.__context__
+    torch_folder = f"{os.sep}torch{os.sep}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if torch_folder not in frame.filename]
+    where = f", in {Path(frames[-1].filename).name} line {frames[-1].lineno}: {frames[-1].line}" if frames else ""
+    cause = (str(error).splitlines() or [type(error).__name__])[0] + where
     if "out of memory" in cause:
         return BackendError(
             f"out of memory while the training step is recorded ({cause}); lower train.batch_samples, "
@@ -366,13 +372,3 @@ def _not_captured(error: RuntimeError) -> BackendError:
         )
     hint = "a field must not read values back to the host (.item(), nonzero, boolean masks)"
     return NotCapturedError(f"{cause} ({hint})")
-
-
-def _first_cause(error: BaseException) -> str:
-    """The first line of the error that began it, and the line of code outside torch that met it."""
-    while error.__context__ is not None:  # ending a broken capture raises again
-        error = error.__context__
-    torch_folder = f"{os.sep}torch{os.sep}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if torch_folder not in frame.filename]
-    where = f", in {Path(frames[-1].filename).name} line {frames[-1].lineno}: {frames[-1].line}" if frames else ""
-    return (str(error).splitlines() or [type(error).__name__])[0] + where

@@ -77,11 +77,10 @@ class NerfData(pl.LightningDataModule):
 
     def train_dataloader(self) -> range:
         """Numbers: rays are drawn on the device of training, by the module. An epoch is a whole run."""
-        steps, parts = self.config.train.steps, 1
-        if self.trainer is not None:
-            steps = self.trainer.max_steps if self.trainer.max_steps >= 0 else steps
-            parts = self.trainer.accumulate_grad_batches
-        return range(steps * parts)
+        steps, trainer = self.config.train.steps, self.trainer
+        if trainer is None:
+            return range(steps)
+        return range((trainer.max_steps if trainer.max_steps >= 0 else steps) * trainer.accumulate_grad_batches)
 
     def val_dataloader(self) -> DataLoader[int]:
         return DataLoader(list(range(len(self.test_scene))), batch_size=None)  # type: ignore[arg-type]
@@ -153,14 +152,12 @@ class NerfModule(pl.LightningModule):
         if trainer.max_steps >= 0:
             train = replace(train, steps=max(1, trainer.max_steps))
         parts, clip = trainer.accumulate_grad_batches, trainer.gradient_clip_val
-        if self.captured:
-            flags = {"accumulate_grad_batches": 1, "gradient_clip_val": None, "overfit_batches": 0}
-            wrong = [(name, neutral) for name, neutral in flags.items() if getattr(trainer, name) != neutral]
-            wrong += [("precision", "32-true")] if trainer.precision == "64-true" else []
-            for name, neutral in wrong:
-                hint = "set train.accumulate or optim.clip_norm in the config, or leave captured=True out"
-                got = repr(getattr(trainer, name))
-                raise InputError(f"Trainer({name}=...)", f"{neutral!r} with captured=True", got, hint)
+        hint = "set train.accumulate or optim.clip_norm in the config, or leave captured=True out"
+        flags: dict[str, Any] = {"accumulate_grad_batches": 1, "gradient_clip_val": None, "overfit_batches": 0}
+        flags |= {"precision": "32-true"} if trainer.precision == "64-true" else {}
+        for name, neutral in flags.items() if self.captured else ():
+            got = getattr(trainer, name)
+            refuse(got != neutral, f"Trainer({name}=...)", f"{neutral!r} with captured=True", repr(got), hint)
         if parts != 1:
             train = replace(train, accumulate=_agreed("accumulate_grad_batches", parts, train.accumulate, 1))
         elif not self.captured:
@@ -194,8 +191,7 @@ class NerfModule(pl.LightningModule):
         try:
             # Lightning makes its own device the default here; the trainer places things itself.
             with torch.device("cpu"):
-                options = {"device": device, "team": team, **self._options}
-                engine = Trainer(self.config, data.train_scene, **options)
+                engine = Trainer(self.config, data.train_scene, device=device, team=team, **self._options)
             if dtype == torch.float64:
                 engine.optimizer = Optimizer(engine.model.double(), engine.config.optim)
         finally:
@@ -249,8 +245,7 @@ class NerfModule(pl.LightningModule):
         return 0 if self.engine is None else self.engine.step
 
     def on_train_start(self) -> None:
-        wrapped = self.trainer.strategy.model
-        if isinstance(wrapped, torch.nn.parallel.DistributedDataParallel):
+        if isinstance(wrapped := self.trainer.strategy.model, torch.nn.parallel.DistributedDataParallel):
             wrapped.require_backward_grad_sync = wrapped.require_forward_param_sync = False  # the step does both itself
         self._check_minimum()
         engine, scaler = self._engine, getattr(self.trainer.precision_plugin, "scaler", None)
@@ -312,8 +307,7 @@ class NerfModule(pl.LightningModule):
 
     def _loss_scale(self, parts: int) -> Tensor | None:
         """() what the loss will be multiplied by: by Lightning's GradScaler, or by `backward` below."""
-        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        if scaler is None:
+        if (scaler := getattr(self.trainer.precision_plugin, "scaler", None)) is None:
             return gradient_scale(self._engine.optimizer, parts)
         return torch.tensor(scaler.get_scale() / parts, device=self.device)
 
@@ -393,9 +387,8 @@ class NerfModule(pl.LightningModule):
             hooks = ("on_train_batch_start", "on_train_batch_end")
             if all(getattr(type(callback), hook) is getattr(pl.Callback, hook) for hook in hooks):
                 continue
-            if not type(callback).__module__.startswith((__name__, "lightning.pytorch.callbacks")):
-                return 1
-            if getattr(callback, "_train_time_interval", None) is not None:
+            known = type(callback).__module__.startswith((__name__, "lightning.pytorch.callbacks"))
+            if not known or getattr(callback, "_train_time_interval", None) is not None:
                 return 1
             own = getattr(callback, "_every_n_train_steps", 0) or getattr(callback, "every_n_steps", 0)
             every += [own] if own else []
@@ -453,9 +446,8 @@ class NerfModule(pl.LightningModule):
         checkpoint["optimizer_states"] = []  # they are the tensors above
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        own = checkpoint.get(LIGHTNING_KEY)
-        if own is None:
-            raise InputError("checkpoint", "one of a NerfModule", "no entry of nerfturbo in it")
+        own: Any = checkpoint.get(LIGHTNING_KEY)
+        refuse(own is None, "checkpoint", "one of a NerfModule", "no entry of nerfturbo in it")
         checkpoint["optimizer_states"] = []
         state = CheckpointState(**own["state"])
         self._restored = (state, checkpoint["state_dict"], own["optimizer"])
@@ -477,10 +469,9 @@ class NerfModule(pl.LightningModule):
 
 def _agreed(flag: str, wanted: Any, configured: Any, neutral: Any) -> Any:
     """What Lightning's flag says, unless the config says something else."""
-    if configured not in (neutral, wanted):
-        name = {"precision": "train.precision", "gradient_clip_val": "optim.clip_norm"}.get(flag, "train.accumulate")
-        hint = f"set one of them, or both alike: {name} in the config is {configured!r}"
-        raise InputError(f"Trainer({flag}=...)", repr(configured), repr(wanted), hint)
+    name = {"precision": "train.precision", "gradient_clip_val": "optim.clip_norm"}.get(flag, "train.accumulate")
+    hint = f"set one of them, or both alike: {name} in the config is {configured!r}"
+    refuse(configured not in (neutral, wanted), f"Trainer({flag}=...)", repr(configured), repr(wanted), hint)
     return wanted
 
 
@@ -545,13 +536,11 @@ def fit_with_lightning(engine: Trainer) -> TrainSummary:
     level = log.level
     log.setLevel(logging.ERROR)  # its advertisements; ours is the display
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             # No validation: the session scores the test views; here it would render every training view.
-            off = dict.fromkeys(
-                ("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"), False
-            )
-            run = {"max_epochs": -1, "limit_val_batches": 0, "callbacks": [_KeepSignals()], **off, **team}
+            run = {"max_epochs": -1, "limit_val_batches": 0, "callbacks": [_KeepSignals()], **team}
+            off = ("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger")
+            run |= dict.fromkeys(off, False)
             trainer = pl.Trainer(accelerator="gpu" if engine.device.type == "cuda" else "cpu", **run)
             module = NerfModule(engine.config, engine=engine)
             trainer.fit(module, NerfData(engine.config, (engine.scene, engine.scene)))

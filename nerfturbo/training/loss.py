@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..config import Config
 from ..data.batches import PixelBatch, PixelSampler
+from ..data.images import composite_over
 from ..fields.field import offers
 from ..fields.parts import truncated_exp
 from ..ops.adam import RayBudget
@@ -29,6 +30,7 @@ MARCHED_PER_TRAINED = 6  # the visibility pass may look at this many times the t
 FIRST_RAYS, SAMPLES_PER_FIRST_RAY = 256, 64  # rays of the first step: at least, and by the batch
 DEPTH_RAYS = 256  # with known depth, in each step
 DEPTH_SHARE = 8  # of the samples of a step, at most, for these rays
+Placing = Callable[..., tuple[PackedSamples, Tensor]]  # of samples, as `place_samples` does
 FARTHEST = 1.0  # where |log(t / z)| of the depth loss is cut off, and what light that never ends costs
 
 
@@ -82,10 +84,7 @@ def draw_background(config: Config, step: int | Tensor, n_rays: int, device: tor
 
 def target_over(batch: PixelBatch, background: Tensor) -> Tensor:
     """(n_rays, 3): what the image shows with the background behind its transparent part."""
-    if batch.rgba.shape[1] == 3:
-        return batch.rgba
-    alpha = batch.rgba[:, 3:]
-    return batch.rgba[:, :3] * alpha + background * (1.0 - alpha)
+    return composite_over(batch.rgba, background)
 
 
 def update_grid(
@@ -183,9 +182,8 @@ def render_and_compare(
     density, rgb = seen.density_and_color()
     out = composite(density, rgb, samples)
     target = target_over(batch, background)
-    loss, mse = compare_colors(
-        out.rgb + (1.0 - out.opacity)[:, None] * background, target, batch, samples, model.config, note=True
-    )
+    color = out.rgb + (1.0 - out.opacity)[:, None] * background
+    loss, mse = compare_colors(color, target, batch, samples, model.config, note=True)
     for stage in stages:
         if stage.color is not None:  # of a coarse field
             coarse = stage.color + (1.0 - stage.weights.sum(-1, keepdim=True)) * background
@@ -266,14 +264,7 @@ def pixel_offsets(batch: PixelBatch) -> Tensor:
     return edges.clamp(0, n)
 
 
-def depth_loss(
-    model: NerfModel,
-    *,
-    step: int | Tensor,
-    fixed: bool,
-    first: int,
-    place: Callable[..., tuple[PackedSamples, Tensor]] = place_samples,
-) -> Tensor:
+def depth_loss(model: NerfModel, *, step: int | Tensor, fixed: bool, first: int, place: Placing) -> Tensor:
     """() the weighted loss of this step's points of known depth; with `fixed` shapes for a captured step."""
     config, n = model.config, DEPTH_RAYS
     assert model.keypoints is not None
@@ -318,7 +309,7 @@ class Stages:
 
     split: RaySplit = split_evenly  # which rays a process takes
     draw: Callable[[PixelSampler, int | Tensor, RayShare], PixelBatch] = draw_batch  # which pixels, in which order
-    place: Callable[..., tuple[PackedSamples, Tensor]] = place_samples  # where along the rays
+    place: Placing = place_samples  # where along the rays
     compare: Callable[..., tuple[Tensor, Tensor]] = render_and_compare  # the rendering maths and the loss
     update_grid: Callable[..., None] = update_grid  # the occupancy logic
 

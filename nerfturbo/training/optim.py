@@ -41,8 +41,7 @@ def own_rates(model: nn.Module) -> dict[str, float]:
     """Peak learning rates by parameter name, of modules that name them: `learning_rates = {"pose": 1e-3}`."""
     rates: dict[str, float] = {}
     for prefix, module in model.named_modules():
-        own = getattr(module, "learning_rates", None)
-        if isinstance(own, dict):
+        if isinstance(own := getattr(module, "learning_rates", None), dict):
             lost = ", ".join(sorted(own.keys() - dict(module.named_parameters())))
             refuse(lost != "", f"{type(module).__name__}.learning_rates", "names of its parameters", lost)
             rates |= {f"{prefix}.{name}" if prefix else name: float(rate) for name, rate in own.items()}
@@ -140,12 +139,10 @@ class Optimizer:
         self.scaled = half_dtype == torch.float16  # by this optimizer; False where a GradScaler does it
         device = next(model.parameters()).device
         self._narrow = self.scaled and connected and device.type == "cuda"
-        self.step_count = torch.zeros((), dtype=torch.int64, device=device)
+        self.step_count, self.skipped = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
         self.lr = torch.tensor(config.lr, device=device)
         self.found_inf = torch.zeros((), device=device)
-        self.skipped = torch.zeros((), dtype=torch.int64, device=device)
-        scale = INITIAL_SCALE if self.scaled else 1.0
-        self.scale = torch.tensor(scale, device=device)
+        self.scale = torch.tensor(INITIAL_SCALE if self.scaled else 1.0, device=device)
         self.good_steps = torch.zeros((), dtype=torch.int32, device=device)
         self.gradient_norm = torch.zeros((), device=device)  # of the last step, times the loss scale
         self.buffers: list[FlatBuffer] = []
@@ -359,19 +356,15 @@ def learning_rate(config: OptimConfig, step: int, progress: float) -> float:
     >>> [round(learning_rate(config, s, p), 3) for s, p in ((0, 0.0), (10, 0.1), (500, 0.75), (999, 1.0))]
     [0.1, 1.0, 0.1, 0.01]
     """
-    warmup = min(1.0, (step + 1) / max(1, config.warmup_steps))
-    return config.lr * warmup * _decay(config, progress)
-
-
-def _decay(config: OptimConfig, progress: float) -> float:
+    rate, last = config.lr * min(1.0, (step + 1) / max(1, config.warmup_steps)), config.final_lr_fraction
     if config.schedule == "constant":
-        return 1.0
+        return rate
     if config.schedule == "multistep":
-        return MILESTONE_FACTOR ** sum(progress >= milestone for milestone in MILESTONES)
+        return rate * MILESTONE_FACTOR ** sum(progress >= milestone for milestone in MILESTONES)
     way = min(1.0, max(0.0, progress - config.hold_fraction) / max(1e-9, 1.0 - config.hold_fraction))
     if config.schedule == "cosine":
-        return config.final_lr_fraction + (1.0 - config.final_lr_fraction) * 0.5 * (1.0 + math.cos(math.pi * way))
-    return math.exp(math.log(config.final_lr_fraction) * way)
+        return rate * (last + (1.0 - last) * 0.5 * (1.0 + math.cos(math.pi * way)))
+    return rate * math.exp(math.log(last) * way)
 
 
 class FieldAdam(torch.optim.Optimizer):

@@ -105,8 +105,7 @@ class MixedPrecision:
         self.device = named[0][1].device
         self.precision = resolve_precision(precision, self.device)
         self.rule = rule or ScaleRule()
-        start = INITIAL_SCALE if self.precision == "fp16" else 1.0
-        self._scale = torch.tensor(start, device=self.device)
+        self._scale = torch.tensor(INITIAL_SCALE if self.precision == "fp16" else 1.0, device=self.device)
         self._good = torch.zeros((), dtype=torch.int32, device=self.device)
         self._steps, self._skipped = (torch.zeros((), dtype=torch.int64, device=self.device) for _ in range(2))
         self._bad_loss = torch.zeros((), dtype=torch.bool, device=self.device)  # since the last step
@@ -114,11 +113,8 @@ class MixedPrecision:
     def _stepped(self) -> dict[str, Tensor]:
         """What the optimizer steps now, by the model's names, or by its own for what is not of the model."""
         names = {parameter: name for name, parameter in self.model.named_parameters()}
-        own = [
-            (f"param_groups[{i}][{j}]", p)
-            for i, g in enumerate(self.optimizer.param_groups)
-            for j, p in enumerate(g["params"])
-        ]
+        groups = enumerate(self.optimizer.param_groups)
+        own = ((f"param_groups[{i}][{j}]", p) for i, group in groups for j, p in enumerate(group["params"]))
         return {names.get(parameter, name): parameter for name, parameter in own}
 
     @property
@@ -186,8 +182,7 @@ class MixedPrecision:
     def load_state_dict(self, state: dict[str, float]) -> None:
         """The inverse of `state_dict`; one that was saved in another precision will do."""
         own = self._counters()
-        missing = [name for name in own if name not in state]
-        if missing:
+        if missing := [name for name in own if name not in state]:
             raise InputError("state", "what `state_dict` gave: " + ", ".join(own), f"no {missing[0]}")
         scale = carried_scale(state["scale"], scaled=self.precision == "fp16", rule=self.rule)
         state = state | {"scale": scale, "good_steps": state["good_steps"] if scale == state["scale"] else 0.0}
@@ -201,8 +196,7 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, scheduler: Scheduler | No
         hint = "one optimizer with several parameter groups: a skipped step skips all of them"
     elif isinstance(optimizer, torch.optim.LBFGS):
         hint = "it evaluates the loss several times a step; use it in fp32 without this helper"
-    if hint:
-        raise InputError("optimizer", "an optimizer whose step() takes no closure", type(optimizer).__name__, hint)
+    refuse(hint != "", "optimizer", "an optimizer whose step() takes no closure", type(optimizer).__name__, hint)
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         hint = "step it yourself with your metric, where report.skipped is False"
         raise InputError("scheduler", "one whose step() takes no argument", type(scheduler).__name__, hint)

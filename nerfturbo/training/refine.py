@@ -50,10 +50,7 @@ def refine_field(model: NerfModel, cameras: Cameras, *, step: int, team: Team | 
 
 def rehearse(model: NerfModel, cameras: Cameras) -> None:
     """Compile what a change runs, before the clock starts: nothing is changed."""
-    if not is_due(model, 1.0, 1 << 40):
-        return
-    marks = model.field.new_marks()
-    if marks.numel():
+    if is_due(model, 1.0, 1 << 40) and (marks := model.field.new_marks()).numel():
         with torch.no_grad():
             mark_rays(model, cameras, marks, step=0, first=0, n=REHEARSED.get(model.device.type, 8))
 
@@ -82,9 +79,7 @@ def mark_rays(model: NerfModel, cameras: Cameras, marks: Tensor, *, step: int, f
 def match_shapes(model: torch.nn.Module, tensors: Mapping[str, Tensor], prefix: str = "model.") -> bool:
     """Give an adaptive field the shapes of a saved state; whether anything changed."""
     field: Any = getattr(model, "field", None)
-    if not is_adaptive(field):
-        return False
-    return field.match_shapes(field_part(tensors, f"{prefix}field."))
+    return is_adaptive(field) and field.match_shapes(field_part(tensors, f"{prefix}field."))
 
 
 def share_shapes(model: NerfModel, team: Team) -> bool:
@@ -132,8 +127,7 @@ def shown_cells(model: NerfModel, pixels: PixelSampler, *, n_rays: int, at_once:
         sigma_fn, _ = field_functions(model.field, rays)
         density = sigma_fn(samples.t_starts, samples.t_ends, samples.ray_indices)
         keep = visibility(density, samples, **limits)[: int(samples.n_samples)]
-        ray, middle = samples.ray_indices, (samples.t_starts + samples.t_ends) * 0.5
-        ray, middle = (value[: keep.shape[0]][keep] for value in (ray.long(), middle))
+        ray, middle = (value[: keep.shape[0]][keep] for value in (samples.ray_indices.long(), samples.midpoints()))
         shown |= cells_with_points(rays.origins[ray] + rays.directions[ray] * middle[:, None], grid.aabb, r, levels)
     return shown
 

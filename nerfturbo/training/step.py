@@ -192,8 +192,7 @@ class TrainingStep(RayBatches):
     def advance(self, step: int, limit: int) -> StepRecord:
         """Run at least one step and at most `limit`, the first of them numbered `step`."""
         self.refresh(step)
-        result = self._accumulate(step)
-        return self.record(step, result, *self.update(step))
+        return self.record(step, self._accumulate(step), *self.update(step), self.model.config.train.accumulate)
 
     def refresh(self, step: int) -> None:
         """Before a step: let the grid, and the map of errors, see what was learned; let a sampler rest."""
@@ -205,16 +204,13 @@ class TrainingStep(RayBatches):
         if step % grid.update_every == 0:
             self.pixels.refresh()
 
-    def record(
-        self, step: int, result: StepResult, skipped: Tensor, scale: Tensor, parts: int | None = None
-    ) -> StepRecord:
+    def record(self, step: int, result: StepResult, skipped: Tensor, scale: Tensor, parts: int) -> StepRecord:
         """After a step made of `parts` batches: choose the number of rays of the next, and say what was done. A GPU is
         waited for once: all values are read together."""
         values = (result.loss.detach(), result.mse, skipped, scale, *_counts(result))
         like = self.optimizer.scale.double()
         loss, mse, skips, scaled, *counts = torch.stack([value.to(like) for value in values]).tolist()
         n_rays, n_samples, n_marched = map(int, counts)
-        parts = self.model.config.train.accumulate if parts is None else parts
         self.adapt(n_samples // parts, n_marched // parts)
         self._last = loss, mse
         seen = {"n_rays": n_rays, "n_samples": n_samples, "n_marched": n_marched}

@@ -82,24 +82,6 @@ class ChunkSize:
             self.step_seconds = max(0.0, seconds / steps)
 
 
-def make_stepper(
-    model: NerfModel,
-    pixels: PixelSampler,
-    optimizer: Optimizer,
-    *,
-    stages: Stages | None = None,
-    team: Team | None = None,
-) -> TrainingStep | DeviceStep:
-    """Fixed shapes and graphs where there is a GPU, exact shapes step by step elsewhere."""
-    if model.device.type == "cuda":
-        if "n_active" in inspect.signature(model.sampler.sample).parameters:
-            capture = model.config.train.capture
-            return DeviceStep(model, pixels, optimizer, capture=capture, stages=stages, team=team)
-        what = f"{type(model.sampler).__name__}.sample takes no n_active and capacity"
-        _LOG.warning("the training step is not captured as a CUDA graph: %s; it runs eagerly", what)
-    return TrainingStep(model, pixels, optimizer, stages=stages, team=team)
-
-
 def mark_unseen_cells(model: NerfModel, scene: Scene) -> float:
     """Give up the cells of the grid that no camera sees; returns their share. To be done before training. A field that
     knows how wide a pixel is learns a typical one."""
@@ -107,8 +89,7 @@ def mark_unseen_cells(model: NerfModel, scene: Scene) -> float:
         cameras, middle = scene.cameras, torch.tensor(scene.aabb.low) * 0.5 + torch.tensor(scene.aabb.high) * 0.5
         distance = torch.linalg.vector_norm(cameras.positions.cpu() - middle, dim=-1)
         model.field.set_footprint(float((distance * PIXEL_RADIUS / cameras.focal.cpu().prod(-1).sqrt()).median()))
-    seen = scene.cameras.enclosing_pinholes()
-    if seen is None or not model.config.grid.enabled:
+    if (seen := scene.cameras.enclosing_pinholes()) is None or not model.config.grid.enabled:
         return 0.0
     seen = seen.to(model.device)
     frusta = Frusta(seen.camera_to_world, seen.focal, seen.center, seen.size)
@@ -161,7 +142,7 @@ class Trainer:
             self._coarse_pixels = PixelSampler(downscaled(scene, COARSE_DOWNSCALE), self.device, train.seed, **options)
         self.pixels = self._coarse_pixels or self._full_pixels
         self.optimizer = Optimizer(self.model, config.optim, half_dtype=half_dtype(config, self.device))
-        self.stepper = make_stepper(self.model, self.pixels, self.optimizer, stages=stages, team=self.team)
+        self.stepper = self._make_stepper(stages)
         self.callbacks = list(callbacks)
         self.guard = StabilityGuard(resolve_precision(train.precision, self.device))
         self.test_scene: Scene | None = None
@@ -172,6 +153,16 @@ class Trainer:
         if scene.grid_levels > 1 and config.grid.levels == 1 and config.grid.contraction == "none":
             _LOG.warning("%s is unbounded, but grid.levels is 1: Trainer.for_scene fits the config to it", scene.name)
         self.unseen_fraction = mark_unseen_cells(self.model, scene)
+
+    def _make_stepper(self, stages: Stages | None) -> TrainingStep | DeviceStep:
+        """Fixed shapes and graphs where there is a GPU, exact shapes step by step elsewhere."""
+        parts, sampler = (self.model, self.pixels, self.optimizer), self.model.sampler
+        if self.device.type == "cuda":
+            if "n_active" in inspect.signature(sampler.sample).parameters:
+                return DeviceStep(*parts, capture=self.config.train.capture, stages=stages, team=self.team)
+            what = f"{type(sampler).__name__}.sample takes no n_active and capacity"
+            _LOG.warning("the training step is not captured as a CUDA graph: %s; it runs eagerly", what)
+        return TrainingStep(*parts, stages=stages, team=self.team)
 
     def _start_at(self, step: int, seconds: float) -> None:
         """All that training counts, after so many steps and seconds."""
@@ -295,8 +286,11 @@ class Trainer:
 
     @property
     def is_over(self) -> bool:
-        """Whether something other than the number of steps ends training; the same answer on all ranks."""
-        self._agree()
+        """Whether something other than the number of steps ends training. Ranks stop together and follow one clock;
+        otherwise they would wait for each other for ever, or part ways."""
+        if not self.team.alone:
+            own = (self.train_seconds, self.lr_factor)
+            self.should_stop, (self._agreed_seconds, self.lr_factor) = self.team.agree(self.should_stop, own)
         return self.should_stop or self.progress >= 1.0
 
     @property
@@ -342,12 +336,6 @@ class Trainer:
         self.team.check_same("number or size of images", zlib.crc32(repr(images.sizes.tolist()).encode()))
         rows = images.pixels[:: max(1, images.pixels.shape[0] // 65_536)].float().mean()
         self.team.check_same("scene", float(rows + self.scene.cameras.camera_to_world.abs().mean()), within=1e-3)
-
-    def _agree(self) -> None:
-        """Ranks stop together and follow one clock; otherwise they would wait for each other for ever, or part ways."""
-        if not self.team.alone:
-            own = (self.train_seconds, self.lr_factor)
-            self.should_stop, (self._agreed_seconds, self.lr_factor) = self.team.agree(self.should_stop, own)
 
     def _refine(self) -> None:
         """Let a field that changes its shapes do so; go over from downscaled images to the full ones."""

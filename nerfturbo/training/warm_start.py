@@ -135,15 +135,12 @@ def _check_fit(path: Path, name: str, saved: Tensor | None, own: Tensor, *, whol
 
 def _fitting_grid(path: Path, grid: OccupancyGrid, tensors: dict[str, Tensor], *, demanded: bool) -> Tensor | None:
     """The saved thickness where it fits; a grid of another size is learned anew, unless it was asked for by name."""
-    saved = tensors.get("grid.thickness")
-    if saved is not None and saved.shape == grid.thickness.shape:
+    if (saved := tensors.get("grid.thickness")) is not None and saved.shape == grid.thickness.shape:
         return saved
-    found = "none" if saved is None else f"{saved.numel()} cells"
+    wrong = f"expected {grid.n_cells} cells, found {'none' if saved is None else f'{saved.numel()} cells'}"
     if demanded:
-        raise CheckpointError(
-            f"{path}: grid: expected {grid.n_cells} cells, found {found}; keep the run's --grid values"
-        )
-    LOG.info("%s: the grid is not taken over: expected %d cells, found %s", path, grid.n_cells, found)
+        raise CheckpointError(f"{path}: grid: {wrong}; keep the run's --grid values")
+    LOG.info("%s: the grid is not taken over: %s", path, wrong)
     return None
 
 

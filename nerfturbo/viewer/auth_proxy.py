@@ -83,8 +83,7 @@ class AuthProxy:
             return await _answer(writer, 408)
         except (asyncio.IncompleteReadError, OSError):
             return await _close(writer)
-        answer = check_request(head, self.token)
-        if answer is not None:
+        if (answer := check_request(head, self.token)) is not None:
             return await _answer(writer, answer)
         try:
             onward_reader, onward_writer = await asyncio.open_connection("127.0.0.1", self._target)

@@ -133,8 +133,7 @@ class LivePage:
     def _renew(self, model: NerfModel, step: int, records: list[dict[str, Any]]) -> None:
         """Numbers, curves and occupied cells."""
         self.panel.renew(step, records)
-        curious = [client for client in list(self._clients.values()) if client.cells_on.value]
-        if curious:
+        if curious := [client for client in list(self._clients.values()) if client.cells_on.value]:
             points, size = occupied_cells(model)
             for client in curious:
                 with contextlib.suppress(Exception):  # as above

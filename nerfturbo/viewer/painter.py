@@ -105,10 +105,8 @@ class Painter:
         """The next picture (height, width, 3) uint8."""
         view = self._view
         assert view is not None  # `wants` says so
-        if self._pixels == 0:
-            wanted = self._rate * MOVING_SECONDS
-        else:
-            wanted = min(self._rate * RESTING_SECONDS[training], 4.0 * self._pixels)
+        finer = min(self._rate * RESTING_SECONDS[training], 4.0 * self._pixels)
+        wanted = finer if self._pixels else self._rate * MOVING_SECONDS
         if self._most[0] != self.largest:  # another size is asked for: memory may do now
             self._most, self._short = (self.largest, math.inf), ""
         full = min(self._most[1], self.largest**2 / max(view.aspect, 1.0 / view.aspect))

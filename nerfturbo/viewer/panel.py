@@ -214,24 +214,21 @@ class Client:
     def show_cameras(self, split: str) -> None:
         """Frusta with their photos, where they are ticked; a click flies there. Of many ticks the last holds."""
         with self._frusta_lock:
-            self._show_cameras(split, shown=bool(self.toggles[split].value))
-
-    def _show_cameras(self, split: str, *, shown: bool) -> None:
-        self._inside = None
-        for frustum in self._frusta.pop(split, []):
-            frustum.remove()
-        scene = self._panel.facts.train if split == "train" else self._panel.facts.test
-        for index in choose_views(len(scene), MAX_FRUSTA) if shown else ():
-            image = truth_image(scene, index, WHITE)
-            stride = max(1, max(image.shape[:2]) // THUMBNAIL)
-            pose, angle = scene.cameras.camera_to_world[index].cpu(), field_of_view(scene.cameras, index)
-            turn = quaternions(pose[None, :, :3] @ torch.diag(torch.tensor([1.0, -1.0, -1.0])))[0]
-            shape = {"fov": angle, "aspect": image.shape[1] / image.shape[0], "scale": self._size}
-            look = {"image": to_bytes(image[::stride, ::stride]).cpu().numpy(), "color": COLORS[split]}
-            stands = {"wxyz": turn.numpy(), "position": pose[:, 3].numpy(), "thickness": 0.03 * self._size}
-            frustum = self.handle.scene.add_camera_frustum(f"/cameras/{split}/{index}", **shape, **look, **stands)
-            frustum.on_click(lambda _, photo=(pose, angle, frustum): self._fly(*photo))
-            self._frusta.setdefault(split, []).append(frustum)
+            self._inside = None
+            for frustum in self._frusta.pop(split, []):
+                frustum.remove()
+            scene = self._panel.facts.train if split == "train" else self._panel.facts.test
+            for index in choose_views(len(scene), MAX_FRUSTA) if self.toggles[split].value else ():
+                image = truth_image(scene, index, WHITE)
+                stride = max(1, max(image.shape[:2]) // THUMBNAIL)
+                pose, angle = scene.cameras.camera_to_world[index].cpu(), field_of_view(scene.cameras, index)
+                turn = quaternions(pose[None, :, :3] @ torch.diag(torch.tensor([1.0, -1.0, -1.0])))[0]
+                shape = {"fov": angle, "aspect": image.shape[1] / image.shape[0], "scale": self._size}
+                look = {"image": to_bytes(image[::stride, ::stride]).cpu().numpy(), "color": COLORS[split]}
+                stands = {"wxyz": turn.numpy(), "position": pose[:, 3].numpy(), "thickness": 0.03 * self._size}
+                frustum = self.handle.scene.add_camera_frustum(f"/cameras/{split}/{index}", **shape, **look, **stands)
+                frustum.on_click(lambda _, photo=(pose, angle, frustum): self._fly(*photo))
+                self._frusta.setdefault(split, []).append(frustum)
 
     def _fly(self, there: Tensor, angle: float, frustum: Any) -> None:
         """Move the camera, in some steps, to where a photo was taken."""
@@ -287,8 +284,7 @@ class PathEditor:
         self._render.on_click(lambda event: self._begin(event.client_id))
 
     def _add(self, camera: Any) -> None:
-        pose = pose_of(camera.wxyz, camera.position)
-        if pose is not None and len(self._keys) < MAX_KEYS:
+        if (pose := pose_of(camera.wxyz, camera.position)) is not None and len(self._keys) < MAX_KEYS:
             self._keys, self._angles = [*self._keys, pose], [*self._angles, float(camera.fov)]
             self._draw()
 
@@ -394,8 +390,7 @@ def occupied_cells(model: NerfModel) -> tuple[np.ndarray, float]:
     grid, centers = model.grid, []
     for level, occupied in enumerate(level_occupancy(grid)):
         low, high = level_box(grid, level).tensor("cpu")
-        cells = occupied.cpu().nonzero()
-        centers.append(low + (cells + 0.5) / grid.config.resolution * (high - low))
+        centers.append(low + (occupied.cpu().nonzero() + 0.5) / grid.config.resolution * (high - low))
     points = torch.cat(centers)
     points = points[:: -(-points.shape[0] // MAX_CELLS) or 1]
     return points.numpy(), 0.15 * max(grid.aabb.size) / grid.config.resolution

@@ -56,9 +56,8 @@ def cached_pictures(key: str, shape: tuple[int, ...], render: Callable[[], np.nd
 
 @functools.cache
 def _warn_once(folder: str, reason: str) -> None:
-    message = f"cannot keep rendered pictures in {folder} ({reason})"
     hint = "set NERFTURBO_CACHE to a folder that can be written"
-    warnings.warn(f"{message}; {hint}", RuntimeWarning, stacklevel=2)
+    warnings.warn(f"cannot keep rendered pictures in {folder} ({reason}); {hint}", RuntimeWarning, stacklevel=2)
 
 
 DEFAULT_SCENE = "toybox"
@@ -152,8 +151,7 @@ def _render(name: str, cameras: Cameras) -> np.ndarray:
     from .render import render_views
 
     poses, focal = cameras.camera_to_world.double().numpy(), float(cameras.focal[0, 0])
-    tables = _tables(name, cameras)
-    if len(tables) == 1:
+    if len(tables := _tables(name, cameras)) == 1:
         return render_views(tables[0], poses, focal, size)
     with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as threads:  # each view has a scene of its own
         views = threads.map(lambda i: render_views(tables[i], poses[i : i + 1], focal, size), range(len(cameras)))

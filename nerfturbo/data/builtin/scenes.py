@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...errors import InputError, did_you_mean
+from ...errors import did_you_mean, refuse
 from ..scene import BUILTIN_PREFIX
 
 SPHERE, CAPSULE, BOX, FRUSTUM, TORUS = range(5)  # kinds of solids, see render.py
@@ -361,9 +361,8 @@ NAMES = (*STILL, *MOVING)
 def check_name(name: str) -> str:
     """The name without its prefix, if there is such a scene."""
     name = name.removeprefix(BUILTIN_PREFIX)
-    if name not in NAMES:
-        expected = "one of the built-in scenes: " + ", ".join(NAMES)
-        raise InputError("scene", expected, repr(name), did_you_mean(name, NAMES))
+    expected = "one of the built-in scenes: " + ", ".join(NAMES)
+    refuse(name not in NAMES, "scene", expected, repr(name), did_you_mean(name, NAMES))
     return name
 
 

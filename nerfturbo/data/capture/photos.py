@@ -68,11 +68,9 @@ def find_raw(folder: Path) -> list[str]:
 def require_photos(folder: Path) -> list[Path]:
     """As `find_photos`, but a folder without any is an error that says what it holds instead."""
     refuse(not folder.exists(), str(folder), "a folder of photos or a video file", "no such file or folder")
-    if not folder.is_dir():
-        expected = "a folder of photos, or a video ending in " + ", ".join(VIDEO_ENDINGS)
-        raise InputError(str(folder), expected, f"a file ending in {folder.suffix or 'nothing'!r}")
-    photos = find_photos(folder)
-    if not photos:
+    expected = "a folder of photos, or a video ending in " + ", ".join(VIDEO_ENDINGS)
+    refuse(not folder.is_dir(), str(folder), expected, f"a file ending in {folder.suffix or 'nothing'!r}")
+    if not (photos := find_photos(folder)):
         raise InputError(str(folder), "photos ending in " + ", ".join(PHOTO_ENDINGS), *what_else(folder))
     return photos
 
@@ -92,22 +90,18 @@ def copy_photos(
                 reason = reason or f"{paths[index].name}: {result}"
                 warn(f"warning: left out {paths[index].name}: {result}")
             advance((index + 1) / len(paths))
-    if not taken:
-        raise InputError(str(paths[0].parent), "photos that decode", f"{len(paths)} files that do not", reason)
+    refuse(not taken, str(paths[0].parent), "photos that decode", f"{len(paths)} files that do not", reason)
     return taken
 
 
 def what_else(folder: Path) -> tuple[str, str]:
     """(what was found, hint) of a folder without photos."""
     endings = sorted({path.suffix.lower() for path in folder.iterdir() if path.is_file()} - {""})
-    raw = find_raw(folder)
-    if raw:
+    if raw := find_raw(folder):
         return f"{', '.join(raw)} files", CONVERT_RAW
-    videos = sorted(path.name for path in folder.iterdir() if is_video(path))
-    if videos:
+    if videos := sorted(path.name for path in folder.iterdir() if is_video(path)):
         return f"the video {videos[0]}", f"name the file itself: {folder / videos[0]}"
-    inside = sorted(path.name for path in folder.iterdir() if path.is_dir() and find_photos(path))
-    if inside:
+    if inside := sorted(path.name for path in folder.iterdir() if path.is_dir() and find_photos(path)):
         return f"photos only in {', '.join(inside[:4])}", f"name that folder: {folder / inside[0]}"
     return f"only {', '.join(endings[:8])} files" if endings else "none", ""
 

@@ -68,8 +68,7 @@ class Extraction:
 
 def open_tool(name: ToolName = "auto") -> "Tool":
     """The program `colmap`, else the package `pycolmap`; what was asked for by name must be there."""
-    program = shutil.which("colmap")
-    if name in ("auto", "colmap") and program is not None:
+    if name in ("auto", "colmap") and (program := shutil.which("colmap")) is not None:
         return ColmapProgram(program)
     if name in ("auto", "pycolmap") and importlib.util.find_spec("pycolmap") is not None:
         return PycolmapPackage()
@@ -135,8 +134,7 @@ class PycolmapPackage:
         run(self._command("match", database, how, block_size(n), OVERLAP), log, advance)
 
     def map(self, database: Path, images: Path, models: Path, log: Path, advance: Advance) -> None:
-        n_images = sum(1 for _ in images.iterdir())
-        run(self._command("map", database, images, models), log, advance, n_images=n_images)
+        run(self._command("map", database, images, models), log, advance, n_images=sum(1 for _ in images.iterdir()))
 
     @staticmethod
     def _command(*words: object) -> list[str]:
@@ -273,8 +271,7 @@ def judge(model: Path, work: Path, names: list[str], matcher: str) -> Verdict:
 
 def model_jumps(model: Path) -> tuple[str, ...]:
     """What is to be said where the cameras of a finished model jump, in the order of their pictures' names."""
-    images = read_images(model / "images.bin")
-    if not images:
+    if not (images := read_images(model / "images.bin")):
         return ()
     poses = torch.stack([pose_of(image, f"{model / 'images.bin'}: image {image.number}") for image in images])
     return jump_notes(poses, [Path(image.name) for image in images])

@@ -62,8 +62,7 @@ def choose_frames(sharpness: Sequence[float], count: int) -> list[int]:
 def sharpness_of(grey: np.ndarray) -> float:
     """Variance of the Laplacian of a grey picture (H, W), which blur by motion or focus takes away first."""
     values = grey.astype(np.float32)
-    inner = values[1:-1, 1:-1]
-    laplacian = values[:-2, 1:-1] + values[2:, 1:-1] + values[1:-1, :-2] + values[1:-1, 2:] - 4.0 * inner
+    laplacian = values[:-2, 1:-1] + values[2:, 1:-1] + values[1:-1, :-2] + values[1:-1, 2:] - 4.0 * values[1:-1, 1:-1]
     return float(laplacian.var()) if laplacian.size else 0.0
 
 
@@ -174,8 +173,11 @@ class OpenCvDecoder:
 
     complaint = ""
 
+    def __init__(self) -> None:
+        self._cv2: Any = importlib.import_module("cv2")
+
     def facts(self, video: Path) -> VideoFacts:
-        cv2, capture = _cv2(), self._open(video)
+        cv2, capture = self._cv2, self._open(video)
         names = (cv2.CAP_PROP_FRAME_COUNT, cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT, cv2.CAP_PROP_FPS)
         frames, width, height, rate = (capture.get(name) for name in names)
         first = next(_decoded(capture), None)
@@ -187,7 +189,7 @@ class OpenCvDecoder:
         return self.facts(video).seconds or 0.0
 
     def grey_frames(self, video: Path, seconds: float) -> Iterator[tuple[np.ndarray, float]]:
-        cv2, capture = _cv2(), self._open(video)
+        cv2, capture = self._cv2, self._open(video)
         total = max(1.0, capture.get(cv2.CAP_PROP_FRAME_COUNT))
         for index, picture in enumerate(_decoded(capture)):
             factor = min(1.0, _LOOK_SIZE / max(picture.shape[:2]))
@@ -195,21 +197,15 @@ class OpenCvDecoder:
             yield cv2.cvtColor(small, cv2.COLOR_BGR2GRAY), min(1.0, (index + 1) / total)
 
     def write(self, video: Path, indices: Sequence[int], files: Sequence[Path]) -> None:
-        cv2, wanted = _cv2(), dict(zip(indices, files, strict=True))
+        cv2, wanted = self._cv2, dict(zip(indices, files, strict=True))
         for index, picture in enumerate(_decoded(self._open(video))):
             if index in wanted:
                 cv2.imwrite(str(wanted[index]), picture, [cv2.IMWRITE_JPEG_QUALITY, 97])
 
     def _open(self, video: Path) -> Any:
-        capture = _cv2().VideoCapture(str(video))
+        capture = self._cv2.VideoCapture(str(video))
         refuse(not capture.isOpened(), str(video), "a video", "a file that OpenCV cannot open", _HINT)
         return capture
-
-
-def _cv2() -> Any:
-    import cv2
-
-    return cv2
 
 
 def _decoded(capture: Any) -> Iterator[np.ndarray]:
@@ -225,8 +221,7 @@ def _read_pgm(stream: IO[bytes]) -> Iterator[np.ndarray]:
     while stream.readline().strip() == b"P5":
         width, height = map(int, stream.readline().split())
         stream.readline()
-        content = stream.read(width * height)
-        if len(content) < width * height:
+        if len(content := stream.read(width * height)) < width * height:
             return
         yield np.frombuffer(content, dtype=np.uint8).reshape(height, width)
 

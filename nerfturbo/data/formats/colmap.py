@@ -157,8 +157,7 @@ class _Bytes:
         return count
 
     def text(self) -> str:
-        end = self.content.find(b"\0", self.position, self.position + _MAX_NAME)
-        if end < 0:
+        if (end := self.content.find(b"\0", self.position, self.position + _MAX_NAME)) < 0:
             raise self.error("the name of an image, ended by a zero byte", "none")
         raw, self.position = self.content[self.position : end], end + 1
         try:
@@ -176,8 +175,7 @@ class _Bytes:
         return InputError(f"{self.file}: byte {self.position}", expected, got, "the file is damaged")
 
     def _need(self, size: int, what: str = "") -> None:
-        left = len(self.content) - self.position
-        if size > left:
+        if size > (left := len(self.content) - self.position):
             raise self.error(what or f"{size} bytes", f"a file that ends after {left} bytes")
 
 
@@ -246,8 +244,7 @@ def _text_images(file: Path) -> Iterator[tuple[ColmapImage, _Features]]:
         if not line:
             continue
         words = line.split(None, 9)
-        if len(words) != 10:
-            raise InputError(where, "IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME", shown(line))
+        refuse(len(words) != 10, where, "IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME", shown(line))
         pose = text_values(words[1:8], float, where)
         number, camera = text_values([words[0], words[8]], int, where)
         last, (below, points) = where, next(lines, (where, None))
@@ -284,8 +281,7 @@ def _text_points(file: Path) -> Iterator[Sequence[float]]:
 
 def _parse_features(line: str, where: str) -> np.ndarray:
     values = np.array(text_values(line.split(), float, where), np.float64)
-    if values.size % 3:
-        raise InputError(where, "X Y POINT3D_ID of every feature", f"{values.size} numbers")
+    refuse(values.size % 3 != 0, where, "X Y POINT3D_ID of every feature", f"{values.size} numbers")
     return values.reshape(-1, 3)
 
 
@@ -311,18 +307,14 @@ def find_models(folder: Path) -> dict[Path, int]:
     return dict(sorted(counts.items(), key=lambda one: -one[1]))
 
 
-def _is_model(place: Path) -> bool:
-    return any(_are_there(place, ending) for ending in _ENDINGS)
-
-
-def _are_there(place: Path, ending: str) -> bool:
-    return all((place / f"{file}{ending}").is_file() for file in ("cameras", "images"))
-
-
 def model_files(model: Path) -> tuple[Path, Path]:
     """Its cameras and images: binary where both are there, else text."""
-    ending = next((ending for ending in _ENDINGS if _are_there(model, ending)), ".txt")
-    return model / f"cameras{ending}", model / f"images{ending}"
+    pairs = [(model / f"cameras{ending}", model / f"images{ending}") for ending in _ENDINGS]
+    return next((pair for pair in pairs if all(file.is_file() for file in pair)), pairs[-1])
+
+
+def _is_model(place: Path) -> bool:
+    return all(file.is_file() for file in model_files(place))
 
 
 def points_file(model: Path) -> Path | None:
@@ -352,8 +344,7 @@ def check_whole(folder: Path) -> None:
 
 def load_colmap(folder: Path, split: Split = "train", options: LoadOptions = DEFAULTS) -> Scene:
     """One split of a reconstruction; `held_out` chooses the test views, in the order of names."""
-    models = find_models(folder)
-    if not models:
+    if not (models := find_models(folder)):
         check_whole(folder)
         raise InputError(str(folder), "a COLMAP reconstruction in sparse/0", "none")
     as_before = options.up == "mean"  # how runs of version 1 were opened
@@ -367,9 +358,8 @@ def load_colmap(folder: Path, split: Split = "train", options: LoadOptions = DEF
     views = []
     for image, path in zip(images, paths, strict=True):
         where = f"{images_file}: image {image.number}"
-        if image.camera not in lenses:
-            hint = "the two files do not belong together, or one is damaged"
-            raise InputError(where, f"a camera of {cameras_file.name}", f"camera {image.camera}", hint)
+        hint = "the two files do not belong together, or one is damaged"
+        refuse(image.camera not in lenses, where, f"a camera of {cameras_file.name}", f"camera {image.camera}", hint)
         if path is not None:
             views.append(View(path, pose_of(image, where), lenses[image.camera]))
     views, split_note = held_out(views)
@@ -391,8 +381,7 @@ def load_colmap(folder: Path, split: Split = "train", options: LoadOptions = DEF
 
 def image_files(folder: Path, images_file: Path) -> dict[str, ColmapImage]:
     """The registered images by the files of their pictures, as `Scene.files` names them."""
-    images = read_images(images_file)
-    if not images:
+    if not (images := read_images(images_file)):
         return {}
     _, paths = _find_images(folder, images, images_file, allow_outside=True)  # whoever loaded the scene has decided
     return {str(path): image for path, image in zip(paths, images, strict=True) if path is not None}
@@ -437,11 +426,9 @@ def _find_images(
     model, own = file.parent.relative_to(folder).as_posix(), {name: f"{name[:-6]}images" for name in _UNDISTORTED}
     first = own.get(model, "input" if model.startswith("distorted") else "images")
     others = (place for name, place in own.items() if not _is_model(folder / name))
+    names = [(image.name, f"{file}: image {image.number}") for image in images]
     for place in (folder / name for name in (first, *_IMAGE_FOLDERS, *others) if (folder / name).is_dir()):
-        paths = [
-            find_image(place, image.name, f"{file}: image {image.number}", allow_outside=allow_outside, places=None)
-            for image in images
-        ]
+        paths = [find_image(place, *name, allow_outside=allow_outside, places=None) for name in names]
         if paths.count(None) < most.count(None):
             best, most = place, paths
         if None not in paths:
@@ -454,6 +441,4 @@ def _find_images(
     return best, most
 
 
-FORMAT = SceneFormat(
-    "COLMAP", "sparse/0/cameras.bin or .txt", lambda folder: find_model(folder) is not None, load_colmap
-)
+FORMAT = SceneFormat("COLMAP", "sparse/0/cameras.bin or .txt", lambda folder: bool(find_models(folder)), load_colmap)

@@ -115,8 +115,7 @@ def _similarity(element: ElementTree.Element) -> Tensor:
 
 
 def _metashape_lens(sensor: ElementTree.Element) -> dict[str, Any]:
-    found = sorted(sensor.findall("calibration"), key=lambda one: one.get("class") == "adjusted")
-    if not found:
+    if not (found := sorted(sensor.findall("calibration"), key=lambda one: one.get("class") == "adjusted")):
         return {}
     values = {one.tag: float(one.text or "") for one in found[-1] if (one.text or "").strip()}
     f, b1, p1, p2 = (values.get(name, 0.0) for name in ("f", "b1", "p1", "p2"))

@@ -55,8 +55,7 @@ def load_llff(folder: Path, split: Split = "train", options: LoadOptions = DEFAU
 
 def _picture_folder(folder: Path, downscale: int) -> tuple[Path, int]:
     """Where the pictures are, and how much is left to shrink them."""
-    exact = folder / f"images_{downscale}"
-    if downscale > 1 and exact.is_dir():
+    if downscale > 1 and (exact := folder / f"images_{downscale}").is_dir():
         return exact, 1
     if plain := [folder / name for name in ("images", "input", "rgb") if (folder / name).is_dir()]:
         return plain[0], downscale

@@ -163,8 +163,7 @@ def posed_scene(
 ) -> Scene:
     """One split of the views. All of them decide about the place, so that every split stands in the same one. `placing`
     overrides the automatic placement; it gets the poses (n, 3, 4)."""
-    chosen = [index for index, view in enumerate(views) if view.split == split]
-    if not chosen:
+    if not (chosen := [index for index, view in enumerate(views) if view.split == split]):
         found = ", ".join(sorted({view.split for view in views})) or "none"
         raise MissingSplitError(str(folder), f"views of the {split} split", "none", f"it has {found}")
     given = [view.time for view in views if view.time is not None]

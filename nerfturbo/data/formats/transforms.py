@@ -121,8 +121,7 @@ def _write_split(scene: Scene, angle: float, folder: Path) -> None:
     poses = (torch.cat([pose, bottom]).tolist() for pose in scene.cameras.camera_to_world.cpu())
     frames = [{"file_path": name, "transform_matrix": matrix} for name, matrix in zip(names, poses, strict=True)]
     if scene.cameras.times is not None:
-        moments = zip(frames, scene.cameras.times.tolist(), strict=True)
-        frames = [frame | {"time": time} for frame, time in moments]
+        frames = [frame | {"time": time} for frame, time in zip(frames, scene.cameras.times.tolist(), strict=True)]
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as threads:
         files = [folder / f"{name}.png" for name in names]
         list(threads.map(save_image, files, map(scene.images.image_bytes, range(len(scene)))))
@@ -264,8 +263,7 @@ class _File:
         given = [(frame.image, frame.values.get("transform_matrix")) for frame in frames]
         if twice := [image.name for image, pose in given if poses.setdefault(image, pose) != pose]:
             notes += (f"warning: {self.file.name}: {len(twice)} images have two poses, as {twice[0]}",)
-        named = [frame for frame in frames if frame.values.get("depth_file_path") is not None]
-        if named:
+        if named := [frame for frame in frames if frame.values.get("depth_file_path") is not None]:
             n_depths = sum(self._depth_file(frame) is not None for frame in named)
             warns = "" if n_depths == len(named) else "warning: "
             there = f"{warns}depth maps of {n_depths} of {len(frames)} frames are there"
@@ -335,10 +333,8 @@ class _File:
         where = frame.where
 
         def value(name: str) -> float | None:
-            for source in (frame.values, self.document):
-                if source.get(name) is not None:
-                    return number(source[name], f"{where}: {name}")
-            return None
+            given = (source[name] for source in (frame.values, self.document) if source.get(name) is not None)
+            return next((number(one, f"{where}: {name}") for one in given), None)
 
         def focal(name: str, side: float) -> float | None:
             angle = value(name)
@@ -351,8 +347,7 @@ class _File:
             width, height = (side * factor for side in image_size(frame.image, upright=False))
         if not (1 <= width <= 1 << 20 and 1 <= height <= 1 << 20):
             raise InputError(f"{where}: w, h", "a picture of 1 to 2^20 pixels a side", f"{width:g} x {height:g}")
-        model = self._model(frame)
-        if model == "equirectangular":
+        if (model := self._model(frame)) == "equirectangular":
             return Lens.sphere(round(width), round(height)).checked(where)
         fx = value("fl_x") or focal("camera_angle_x", width)
         fy = value("fl_y") or focal("camera_angle_y", height) or fx
@@ -374,8 +369,7 @@ class _File:
 
     def _model(self, frame: _Frame) -> CameraModel:
         values = self.document | frame.values
-        name = values.get("camera_model")
-        if name is None:
+        if (name := values.get("camera_model")) is None:
             return "fisheye" if values.get("is_fisheye") is True else "opencv"
         if not isinstance(name, str) or name.upper() not in _MODELS:
             raise InputError(f"{frame.where}: camera_model", "one of " + ", ".join(_MODELS), shown(name))
@@ -386,8 +380,7 @@ class _File:
         A frame that no list names is trained on only if there is no list of those to train on, as in nerfstudio."""
         chosen: dict[str, Split] = {}
         for split in SPLITS:
-            names = self.document.get(f"{split}_filenames", [])
-            if names is None:
+            if (names := self.document.get(f"{split}_filenames", [])) is None:
                 continue
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 raise InputError(f"{self.file}: {split}_filenames", "a list of file paths", shown(names))
@@ -433,8 +426,7 @@ def _ngp_box(document: dict[str, Any], file: Path) -> tuple[Tensor, int]:
     scale = number(document.get("scale", NGP_SCALE), f"{file}: scale")
     refuse(not 1e-6 < scale < 1e6, f"{file}: scale", "a number > 0", f"{scale:g}")
     offset = document.get("offset", [NGP_OFFSET] * 3)
-    if not isinstance(offset, list) or len(offset) != 3:
-        raise InputError(f"{file}: offset", "three numbers", shown(offset))
+    refuse(not isinstance(offset, list) or len(offset) != 3, f"{file}: offset", "three numbers", shown(offset))
     x, y, z = (number(entry, f"{file}: offset") for entry in offset)
     matrix = torch.eye(4, dtype=torch.float64) / scale
     matrix[:, 3] = torch.tensor([(0.5 - x) / scale, (0.5 - y) / scale, (0.5 - z) / scale, 1.0])

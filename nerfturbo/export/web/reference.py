@@ -64,8 +64,7 @@ def trace(baked: Baked, origins: Tensor, directions: Tensor, background: Tensor)
         t[fresh] = torch.where(leaps > 0.0, leaps, t[fresh])
         rays = live[state.slot[live] >= 0]
         scale = torch.pow(2.0, state.level[rays].float())
-        position = origins[rays] + directions[rays] * t[rays][:, None]
-        place = lattice.coordinates(position, state.level[rays])
+        place = lattice.coordinates(origins[rays] + directions[rays] * t[rays][:, None], state.level[rays])
         index, weights = texels_around(state.slot[rays], place - state.block[rays] * CELLS)
         found = torch.zeros(rays.shape[0], atlas.shape[1], device=device)
         for k in range(8):  # texels, filtered trilinearly
@@ -104,8 +103,7 @@ class _Blocks:
     def enter(self, baked: Baked, origins: Tensor, directions: Tensor, safe: Tensor, t: Tensor, rays: Tensor) -> Tensor:
         """Note the blocks in which `rays` are; (m,) where those in empty space go on, -1 for the others."""
         lattice, now, d = baked.blocks.lattice, t[rays], safe[rays]
-        position = origins[rays] + directions[rays] * now[:, None]
-        level, place, block, slot = baked.blocks.locate(position)
+        level, place, block, slot = baked.blocks.locate(origins[rays] + directions[rays] * now[:, None])
         level = level.clamp(max=lattice.levels - 1)
         scale = torch.pow(2.0, level.float())
         skip = baked.blocks.skips[level, block[:, 2], block[:, 1], block[:, 0]].float().clamp_min(1.0)

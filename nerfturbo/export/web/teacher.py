@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...data.cameras import PIXEL_CENTER, Cameras
-from ...errors import InputError
+from ...errors import refuse
 from ...evaluation.evaluate import choose_views
 from ...fields.field import Field
 from ...rendering.model import NerfModel
@@ -88,8 +88,7 @@ def ask_field(
     those have `max_samples`: a count and not a clock, for how fine the cells can be follows from the number of rays."""
     device = model.device
     cameras = cameras.to(device)
-    generator = torch.Generator(device).manual_seed(seed)
-    views, pixels = draw_pixels(cameras, n_rays, generator)
+    views, pixels = draw_pixels(cameras, n_rays, torch.Generator(device).manual_seed(seed))
     pool = RayPool(cameras, time, views.int(), pixels.int(), torch.empty(n_rays, 4, dtype=torch.float16, device=device))
     parts: list[VisibleCells] = []
     chunk = CHUNK.get(device.type, CHUNK["cuda"])
@@ -118,9 +117,8 @@ def ask_field(
             pool = replace(pool, views=pool.views[:done], pixels=pool.pixels[:done], colors=pool.colors[:done])
             break
     cells = _merged(parts)
-    if cells.keys.shape[0] == 0:
-        hint = "train it longer"
-        raise InputError("the run", "a scene that its training cameras see", "nothing opaque at all", hint)
+    empty, expected = cells.keys.shape[0] == 0, "a scene that its training cameras see"
+    refuse(empty, "the run", expected, "nothing opaque at all", "train it longer")
     return pool, cells
 
 
@@ -173,8 +171,7 @@ def close_holes(cells: VisibleCells, lattice: Lattice) -> VisibleCells:
     sheet touches 9 cells of it, one that is missing inside a sheet of two layers 17 others."""
     keys, light, even = cells
     for _ in range(CLOSING):
-        new = _holes(keys, lattice)
-        if new.shape[0] == 0:
+        if (new := _holes(keys, lattice)).shape[0] == 0:
             break
         keys, order = torch.cat([keys, new]).sort()
         nothing = light.new_zeros(new.shape[0])

@@ -61,8 +61,7 @@ class Trilinear(torch.autograd.Function):
     def forward(ctx: Any, values: Tensor, ids: Tensor, weights: Tensor, sink: Tensor) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(ids, weights)
         ctx.sink = sink
-        kernels = _kernels(values)
-        if kernels is not None:
+        if (kernels := _kernels(values)) is not None:
             return kernels.forward(values, ids, weights)
         out = values.new_zeros(ids.shape[0], values.shape[1])
         for k in range(ids.shape[1]):
@@ -73,8 +72,7 @@ class Trilinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, None]:  # type: ignore[override]
         ids, weights = ctx.saved_tensors
-        kernels = _kernels(grad)
-        if kernels is not None:
+        if (kernels := _kernels(grad)) is not None:
             kernels.backward(grad, ids, weights, ctx.sink)
         else:
             for k in range(ids.shape[1]):
@@ -162,8 +160,7 @@ class _Learner:
         code = (self.values[:, DENSITY].detach()[ids] * weights).sum(1) if code is None else code
         seen = visibility(decode_density(code, size), samples, early_stop_eps=LAST_LIGHT, alpha_thre=1e-4)
         samples, ids, weights = compact(samples, seen), ids[seen], weights[seen]
-        values = self.values.detach().requires_grad_(True)
-        found = Trilinear.apply(values, ids, weights, self.sink)
+        found = Trilinear.apply(self.values.detach().requires_grad_(True), ids, weights, self.sink)
         density = decode_density(found[:, DENSITY], size[seen] if isinstance(size, Tensor) else size)
         carried = found[:, :3]
         if network is not None:
