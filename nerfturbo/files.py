@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -34,6 +35,25 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
     finally:
         remove(temporary)
+
+
+def remove_abandoned(folder: Path) -> None:
+    """What a process left half written, in this folder or below, if it is gone: killed, perhaps with this one's number.
+    For the start of a process, which has begun no file itself."""
+    for path in folder.rglob(".*.tmp*"):
+        found = re.fullmatch(r"\..*\.(\d+)(-\d+)?\.tmp(\..*)?", path.name)
+        if found is None or (int(found[1]) != os.getpid() and _is_running(int(found[1]))):
+            continue
+        with contextlib.suppress(OSError):
+            remove(path)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except OSError as error:  # another one: it is there and belongs to someone else
+        return not isinstance(error, ProcessLookupError)
+    return True
 
 
 def remove(path: Path) -> None:

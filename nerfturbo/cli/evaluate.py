@@ -11,6 +11,7 @@ from tyro.conf import Positional, arg
 
 from ..errors import InputError, refuse, require_run
 from ..export import check_ending
+from ..files import remove_abandoned
 from .common import OpenRun, PictureArgs, RunArgs, backend_on, check_new, opened_for_pictures, opened_run, print_json
 from .flags import EvalViews, Number, check_positive, check_within, parse
 from .progress import Display, duration, quantity
@@ -49,6 +50,7 @@ def _score(args: EvalArgs, opened: OpenRun, display: Display) -> None:
     from .finish import print_result, score_run
 
     run, model, device = opened.run, opened.model, resolve_device(args.device)
+    remove_abandoned(run.path)
     perceptual = _perceptual(device, display) if args.lpips else None
     _, scene = opened.views(display)
     if args.align_poses:

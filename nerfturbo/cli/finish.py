@@ -200,10 +200,10 @@ def print_result(run: RunFolder, metrics: dict[str, Any], *, as_json: bool) -> N
     constant, blurred = baselines["constant_psnr"], baselines["blurred_psnr"]
     print(f"  to compare: one constant colour {constant:.2f} dB, the truth blurred by 3 pixels {blurred:.2f} dB")
     costs = [f"{metrics['steps']} steps", f"{duration(metrics['train_seconds'])} of training"]
-    if "rays_per_second" in metrics:  # an interrupted run that is scored later does not know
-        rays, samples = (quantity(metrics[f"{name}_per_second"]) for name in ("rays", "samples"))
-        costs += [f"{duration(metrics['total_seconds'])} in all", f"{rays} rays/s, {samples} samples/s"]
-        costs += [f"{metrics['backend']} on {metrics['device']}"]
+    spent: list[Any] = [metrics.get(name) for name in ("rays_per_second", "samples_per_second", "total_seconds")]
+    if all(isinstance(value, int | float) for value in spent):  # an interrupted run that is scored later does not know
+        costs += [f"{duration(spent[2])} in all", f"{quantity(spent[0])} rays/s, {quantity(spent[1])} samples/s"]
+        costs += [f"{metrics.get('backend')} on {metrics.get('device')}"]
     print(f"  {'; '.join(costs)}")
     files = [run.turntable_file(ending) for ending in ("mp4", "gif")]
     print("\n".join(f"  {path}" for path in [run.report_file, *files, run.metrics_file] if path.is_file()))

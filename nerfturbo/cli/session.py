@@ -64,7 +64,7 @@ def _run(plan: Plan, display: Display) -> int:
     plan, shrunk = shrunk_photos(plan)
     config, args, writes = plan.config, plan.args, launched_rank() == 0
     if writes and plan.run is None and plan.output is not None:
-        check_output(plan.output, overwrite=args.overwrite)
+        check_output(plan.output, overwrite=args.overwrite, scene=config.data.source)
     elif writes:
         check_writable(Path("runs") if plan.run is None else plan.run.path)
     if writes and args.viewer:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..config import Config, check_code, from_dict, to_dict
 from ..errors import CheckpointError, InputError, refuse, require_run
-from ..files import remove, write_atomically
+from ..files import remove, remove_abandoned, write_atomically
 from ..types import Aabb
 from .results import versions
 
@@ -150,9 +150,11 @@ def check_result(path: Path) -> None:
     refuse(path.is_dir(), str(path), "a file", "a folder of that name", "choose another name")
 
 
-def check_output(path: Path, *, overwrite: bool = False) -> None:
-    """Refuse, before any work is done, a folder that cannot be written or that holds something."""
+def check_output(path: Path, *, overwrite: bool = False, scene: str | None = None) -> None:
+    """Refuse, before any work is done, a folder that cannot be written or that holds something, say the `scene`."""
     nearest = check_writable(path)
+    same = scene is not None and path.resolve() == Path(scene).resolve()
+    refuse(same, "--output", "another folder than the scene's", path)
     refuse(not nearest.is_dir(), str(path), "an output folder", "a file of that name", "choose another one")
     if nearest != path or overwrite or not any(path.iterdir()):
         return
@@ -173,6 +175,7 @@ def claim(path: Path) -> None:
         _CLAIMS[path] = os.open(path, os.O_RDONLY)
         try:
             fcntl.flock(_CLAIMS[path], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_abandoned(path)
         except BlockingIOError:
             expected, hint = "a run that no other process is training", "wait for it, or choose another --output"
             raise InputError(str(path), expected, "one that is being trained", hint) from None

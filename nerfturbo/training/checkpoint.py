@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError
 from ..fields.field import field_part
+from ..files import remove_abandoned
 from .optim import Optimizer
 from .refine import match_shapes
 
@@ -76,7 +77,7 @@ def write_tensors(folder: Path, state: CheckpointState, tensors: dict[str, Tenso
     temporary = folder / f".{final.name}.{os.getpid()}.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(folder)
+        remove_abandoned(folder)
         temporary.mkdir()
         _write(temporary, state, tensors)
         _put_in_place(temporary, final)
@@ -122,22 +123,6 @@ def _put_in_place(temporary: Path, final: Path) -> None:
         os.replace(final, aside)
     os.replace(temporary, final)
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Temporary folders of processes that are gone: what a kill inside a save leaves."""
-    for path in folder.glob(f".{PREFIX}*.tmp"):
-        number = path.name.split(".")[-2]
-        if number.isdigit() and not (int(number) != os.getpid() and _is_running(int(number))):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except OSError as error:  # another one: it is there and belongs to someone else
-        return not isinstance(error, ProcessLookupError)
-    return True
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -186,6 +186,21 @@ def test_other_peoples_folders_are_left_alone(nerfturbo: Nerfturbo, scene: Path)
     assert result.code == 0 and Path("thesis/chapter").read_text() == "x"
 
 
+def test_a_run_is_not_written_into_its_scene(nerfturbo: Nerfturbo, scene: Path) -> None:
+    before = sorted(scene.rglob("*"))
+    result = nerfturbo("train", scene, *TINY_FLAGS, "--output", scene.parent / "." / scene.name, "--overwrite")
+    assert_refused(result, "--output: expected another folder than the scene's")
+    assert sorted(scene.rglob("*")) == before
+
+
+@pytest.mark.parametrize("value", [None, "many"])
+def test_metrics_without_a_rate(nerfturbo: Nerfturbo, run_folder: Path, value: str | None) -> None:
+    file = run_folder / "metrics.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"samples_per_second": value}))
+    result = nerfturbo("eval", run_folder, "--backend", "reference")
+    assert result.code == 0 and "rays/s" not in result.out
+
+
 def test_a_run_is_not_overwritten_by_accident(nerfturbo: Nerfturbo, scene: Path, run_folder: Path) -> None:
     result = nerfturbo("train", scene, *TINY_FLAGS, "--output", run_folder)
     assert_refused(result, "got a run; go on with it by --resume .* or replace it by --overwrite")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -122,3 +125,18 @@ def test_a_run_named_without_its_time_is_refused_with_the_newest_of_that_name(tm
         open_run(tmp_path / "fern")
     with pytest.raises(InputError, match=r"a run folder is what `nerfturbo train` writes$"):
         open_run(tmp_path / "nowhere" / "fox")
+
+
+def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left = [f".report.{dead.pid}-19.tmp.html", f"images/.preview.{os.getpid()}-5.tmp.png"]
+    left += [f"checkpoints/.step_00000004.{dead.pid}.tmp/state.json"]
+    kept = [f".report.{os.getppid()}-1.tmp.html", ".notes.tmp", "thesis.12.tmp", "images/test_000.png"]
+    for name in left + kept:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    run_folder.claim(tmp_path)
+    run_folder.release_claims()
+    assert [name for name in left + kept if (tmp_path / name).exists()] == kept
+    assert not list((tmp_path / "checkpoints").iterdir())

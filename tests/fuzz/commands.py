@@ -11,6 +11,7 @@ package which is not installed are counted as skipped.
 from __future__ import annotations
 
 import argparse
+import getpass
 import hashlib
 import json
 import os
@@ -44,6 +45,9 @@ from tests.data import folders, fuzz  # noqa: E402
 from tests.data.fuzz import mutated  # noqa: E402
 from tests.tiny import TINY_FLAGS  # noqa: E402
 
+# Where Python, numba and torch keep what they compile, if the environment says so.
+CACHES = [Path(path) for path in (sys.pycache_prefix, os.environ.get("NUMBA_CACHE_DIR")) if path]
+CACHES += [Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"]
 SECONDS = 60
 PATIENCE = 8  # seconds that a case may train on where it was asked to train for long
 MEMORY = 3 << 30  # bytes of address space beyond what the imports take
@@ -234,9 +238,9 @@ def prepare(folder: Path) -> None:
 def watch(folder: Path) -> list[str]:
     """Note every file that is opened or changed outside the case's folder, or read outside the program's own."""
     own = [folder, REPOSITORY, Path(sys.prefix), Path(sys.base_prefix), Path(sysconfig.get_paths()["stdlib"])]
-    readable = [*own, *map(Path, ("/proc", "/sys", "/dev", "/etc", "/usr", "/lib", "/run", "/var/lib"))]
+    readable = [*own, *CACHES, *map(Path, ("/proc", "/sys", "/dev", "/etc", "/usr", "/lib", "/run", "/var/lib"))]
     readable += [path.resolve() for path in (REPOSITORY / ".venv",) if path.exists()]
-    writable = [folder, Path("/dev/null"), Path("/dev/shm"), Path(sys.pycache_prefix or "/dev/null")]
+    writable = [folder, Path("/dev/null"), Path("/dev/shm"), *CACHES]
     strange: list[str] = []
     writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
