@@ -18,7 +18,7 @@ from ..ops.march import OccupancyBits, StepRule, decay_and_max, march, pack_bits
 from ..ops.mlp import fused_mlp, wide_mlp
 from ..ops.ngp import NgpDensity, NgpGrid, NgpWeights, ngp_field, ngp_query, skips_unused
 from ..ops.packed import compact, packed_cumsum, packed_sum
-from ..ops.pixels import PixelMask, PixelPool, camera_rays, choose_pixels, draw_pixels, pack_words
+from ..ops.pixels import PixelMask, PixelPool, camera_rays, choose_pixels, draw_pixels, pack_words, read_pixels
 from ..ops.positions import ray_aabb, sample_positions
 from ..ops.random import Stream, random_bits, random_uniform
 from ..ops.spherical_harmonics import spherical_harmonics
@@ -182,6 +182,7 @@ CALLS: dict[str, Callable[[Inputs], Any]] = {
     "voxel_density": lambda x: voxel_density(x.positions, x.density, x.voxels[1]),
     "voxel_variation": lambda x: voxel_variation(*x.voxels, x.nodes, x.chosen, n_basis=N_BASIS),
     "draw_pixels": lambda x: draw_pixels(PixelPool(*x.starting("pool_")), x.like.shape[0], **KEY),
+    "read_pixels": lambda x: read_pixels(x.pool_colors, x.chosen),
     "choose_pixels": lambda x: (
         choose_pixels(x.pool_offsets, x.pool_widths, x.like.shape[0], mask=PixelMask.of_words(x.words), **KEY).indices
     ),
@@ -379,6 +380,8 @@ def _of_pixels(draw: Draw) -> Iterator[OpCase]:
     yield OpCase("random", f"{n:,} x 3", like, tolerance=0.0)
     yield OpCase("random_bits", f"{n:,} x 4 words", like, tolerance=0.0)
     yield OpCase("draw_pixels", f"{n:,} of {n_pixels:,} pixels", pool)
+    chosen = {"chosen": draw.integers(0, n_pixels, n)}
+    yield OpCase("read_pixels", f"{n:,} of {n_pixels:,} pixels", pool | chosen, tolerance=0.0)
     yield OpCase("choose_pixels", f"{n:,} of {int(flags.sum()):,} pixels", pool, tolerance=0.0)
 
     pixels = torch.zeros(400 // draw.small, 400)

@@ -269,7 +269,6 @@ class PixelSampler:
         self._pool, self._widening = None, None
         bus = mapped is not None and self.device.type == "cuda"
         self._bus = torch.cuda.Stream(self.device) if bus else None
-        self._white = torch.full((), 255.0, device=self.device)  # a GPU multiplies by 1 / 255 instead of a number
         if cameras.model == "pinhole" and not fetched:
             intrinsics = torch.cat([cameras.focal, cameras.center], dim=-1)
             if radii:  # of a pixel's cone: its dot product with the ray's direction
@@ -325,12 +324,8 @@ class PixelSampler:
         It waits for all that came before, so that it may write where colours of an earlier step were."""
         bus.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(bus):
-            pixels = self.scene.images.pixels
-            if pixels.shape[1] == 4:  # one read a pixel
-                colours = pixels.view(torch.int32)[indices].view(torch.uint8)
-            else:
-                colours = pixels[indices]
-            return replace(batch, rgba=colours / self._white, pending=(bus.record_event(), indices))
+            rgba = ops.read_pixels(self.scene.images.pixels, indices)
+            return replace(batch, rgba=rgba, pending=(bus.record_event(), indices))
 
     def feed(self, step: int, shares: Sequence[tuple[int, int]]) -> None:
         """Before a step whose number only the device knows: bring its colours, where they are fetched.
@@ -375,7 +370,7 @@ class PixelSampler:
             rays = cameras.rays_along(image, self._table.look_up(image, chosen.indices))
         if self._host is None or self._prefetcher is None:
             read = chosen.indices if self._bus is None else chosen.indices[:0]
-            return PixelBatch(rays, self.scene.images.pixels[read] / self._white)
+            return PixelBatch(rays, ops.read_pixels(self.scene.images.pixels, read))
         if self.error_map is not None:  # only the device knows the draws, and it is this one
             colours = self._host.images.gather(chosen.indices)
         elif isinstance(step, Tensor) and self._feeds:
@@ -384,7 +379,7 @@ class PixelSampler:
             colours = self._host.fetch(int(step), n_rays, first)
         else:
             colours = self._prefetcher.get(int(step), n_rays)
-        return PixelBatch(rays, colours.to(self.device, non_blocking=True) / self._white)
+        return PixelBatch(rays, colours.to(self.device, non_blocking=True).float() / 255.0)
 
 
 def place_pixels(scene: Scene, device: torch.device, wanted: PixelPlace = "auto") -> tuple[bool, str]:

@@ -30,6 +30,7 @@ _PLAIN_TORCH = {
     ("cpu", "ngp", "ngp_query"),
     ("cpu", "ngp", "skips_unused"),
     ("cpu", "pixels", "camera_rays"),
+    ("cpu", "pixels", "read_pixels"),
 }
 _choice: ContextVar[str | None] = ContextVar("nerfturbo_backend", default=None)
 

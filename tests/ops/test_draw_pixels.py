@@ -7,7 +7,7 @@ import torch
 
 from nerfturbo.errors import InputError
 from nerfturbo.ops import use_backend
-from nerfturbo.ops.pixels import PixelPool, draw_pixels, drawn_offsets
+from nerfturbo.ops.pixels import PixelPool, draw_pixels, drawn_offsets, read_pixels
 
 from .cases import Target, assert_close, generator, require
 
@@ -51,6 +51,18 @@ def test_chosen_pixels_are_looked_up(sized: tuple[Target, int], poisoned_empty: 
     for name in ("origins", "directions", "rgba", "image_indices"):
         assert_close(name, getattr(results[0], name), getattr(results[1], name))
     torch.testing.assert_close(results[0].rgba, pool.pixels[indices].float() / 255.0, rtol=2.0**-23, atol=0.0)  # 1 ulp
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+@pytest.mark.parametrize("n", [0, 1, 131, 5000])  # 5000: more than one pass of every program
+def test_pixels_are_read(target: Target, n: int, channels: int, poisoned_empty: None):
+    require(target)
+    pool = make_pool(target.device, channels)
+    indices = torch.randint(0, pool.pixels.shape[0], (n,), generator=generator(4)).to(target.device)
+    with use_backend(target.backend):  # type: ignore[arg-type]
+        found = read_pixels(pool.pixels, indices)
+    assert found.dtype == torch.float32
+    assert torch.equal(found.cpu(), pool.pixels[indices].cpu().float() / 255.0)
 
 
 def test_uniform_over_pixels_of_all_pictures():

@@ -193,6 +193,20 @@ def draw_pixels(
     return DrawnPixels(*draw(pool, n_rays, seed=seed, step=step, first=first, **options))
 
 
+def read_pixels(pixels: Tensor, indices: Tensor) -> Tensor:
+    """(n, channels) fp32 in [0, 1]: colours of `indices` (n,) int64 among pixels (n_pixels, 3 or 4) uint8. A GPU may read
+    them from host memory: it takes its time, and leaves room for kernels on other streams.
+
+    >>> import torch
+    >>> read_pixels(torch.tensor([[0, 51, 255]], dtype=torch.uint8), torch.tensor([0]))
+    tensor([[0.0000, 0.2000, 1.0000]])
+    """
+    check_tensor("pixels", pixels, (pixels.shape[0], pixels.shape[-1]), torch.uint8)
+    check_tensor("indices", indices, (indices.shape[0],), torch.int64)
+    check_device(pixels=pixels, indices=indices)
+    return implementation("pixels", "read_pixels", indices)(pixels, indices)
+
+
 def camera_rays(camera: Tensor, *, width: int, height: int) -> tuple[Tensor, Tensor]:
     """Origins and unit directions (height * width, 3) fp32 through the pixel centres of a pinhole camera, row-major.
     `camera` (16,) holds the pose (3, 4), camera to world, looking along -z with y up, then fx, fy, cx, cy in pixels.

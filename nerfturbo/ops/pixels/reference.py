@@ -83,6 +83,10 @@ def draw_pixels(pool, n_rays, *, seed, step, first, indices, spread, strata) -> 
     return pose[:, :, 3], direction, pool.pixels[pixel].float() / 255.0, image
 
 
+def read_pixels(pixels: Tensor, indices: Tensor) -> Tensor:
+    return pixels[indices] / torch.full((), 255.0, device=indices.device)  # a GPU multiplies by 1 / a number
+
+
 def camera_rays(camera: Tensor, *, width: int, height: int) -> tuple[Tensor, Tensor]:
     pose, (fx, fy, cx, cy) = camera[:12].view(3, 4), camera[12:]
     x = (torch.arange(width, device=camera.device) + 0.5 - cx) / fx

@@ -232,6 +232,32 @@ def draw_pixels(pool, n_rays, *, seed, step, first, indices, spread, strata) -> 
     return origins, directions, rgba, images
 
 
+READERS = 16  # programs that read host memory: more only fill the queues in which other kernels' reads wait
+
+
+@launchable(do_not_specialize=["n"])
+def _read_kernel(p_pixels, p_indices, p_rgba, n, CHANNELS: tl.constexpr, BLOCK: tl.constexpr):
+    for start in range(tl.program_id(0) * BLOCK, n, tl.num_programs(0) * BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        i_pixel = tl.load(p_indices + i, mask=i < n, other=0)
+        if CHANNELS == 4:  # one read a pixel
+            b_word = tl.load(p_pixels + i_pixel, mask=i < n, other=0)
+        for channel in tl.static_range(CHANNELS):
+            if CHANNELS == 4:
+                b_value = (b_word >> (8 * channel)) & 255
+            else:
+                b_value = tl.load(p_pixels + i_pixel * CHANNELS + channel, mask=i < n, other=0)
+            tl.store(p_rgba + i * CHANNELS + channel, tl.div_rn(b_value.to(tl.float32), 255.0), mask=i < n)
+
+
+def read_pixels(pixels: Tensor, indices: Tensor) -> Tensor:
+    n, channels = indices.shape[0], pixels.shape[1]
+    rgba = torch.empty((n, channels), device=indices.device)
+    words = pixels.view(torch.int32) if channels == 4 else pixels
+    _read_kernel[(min(READERS, max(1, cdiv(n, BLOCK))),)](words, indices, rgba, n, CHANNELS=channels, BLOCK=BLOCK)
+    return rgba
+
+
 RAYS_BLOCK = 256
 
 

@@ -18,6 +18,20 @@ def _cases() -> list[CompileCase]:
         CompileCase(kernels._draw_kernel, bytes_, draw | {"p_indices": None, "SPREAD": False}, 4, name="drawn"),
         CompileCase(kernels._draw_kernel, bytes_, draw | {"SPREAD": False}, 4, name="chosen"),
         CompileCase(kernels._draw_kernel, bytes_, draw | {"SPREAD": True, "STRATA": 2}, 4, name="spread"),
+        CompileCase(
+            kernels._read_kernel,
+            "*i32 p_pixels, *i64 p_indices",
+            {"CHANNELS": 4, "BLOCK": kernels.BLOCK},
+            4,
+            name="words",
+        ),
+        CompileCase(
+            kernels._read_kernel,
+            "*u8 p_pixels, *i64 p_indices",
+            {"CHANNELS": 3, "BLOCK": kernels.BLOCK},
+            4,
+            name="bytes",
+        ),
         CompileCase(kernels._rays_kernel, "i32 width", {"BLOCK": kernels.RAYS_BLOCK}, 4),
     ]
 
