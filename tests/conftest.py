@@ -35,10 +35,10 @@ if not HAS_CUDA:
 
 # What takes longest begins first, so that no process is left with minutes of work when the others have none.
 LONGEST = (
-    "training/test_law.py",
+    "training/test_distributed.py",  # plain torch, while the other process compiles the numba kernels once for both
     "test_examples.py",
+    "training/test_law.py",
     "training/test_matrix.py",
-    "training/test_distributed.py",
     "data/test_decisions.py",
     "cli/test_documented_commands.py",
     "cli/test_torchrun.py",

@@ -24,6 +24,7 @@ TIMEOUT_VARIABLE = "NERFTURBO_DIST_TIMEOUT"
 TIMEOUT_SECONDS = 1800.0  # rank 0 alone saves and renders previews, the others wait for it meanwhile
 SLOW_SECONDS = 10.0  # that ranks wait for one of them without a word
 SILENT_SECONDS = 5.0  # after which a rank that does not say that it lost contact is the one that was lost
+HANG_SECONDS = 60.0  # that ranks wait for one between steps, where none is excused
 _LOG = logging.getLogger(__name__)
 
 
@@ -77,6 +78,9 @@ class Team:
     def check_same(self, what: str, number: float, within: float = 0.0) -> None:
         """Refuse, on all ranks, to go on where a number >= 0 differs, by more than this part of it, from rank 0's."""
 
+    def excuse(self, more: int) -> None:
+        """So many more ranks, or fewer, are busy alone and may keep the others waiting."""
+
     def close(self) -> None:
         """Leave the team."""
 
@@ -96,16 +100,16 @@ class ProcessTeam(Team):
         self.in_graph = dist.get_backend() == "nccl"
         self._half = _HALF.get(compression)
         self._messages: dict[int, Tensor] = {}
-        self._agreed = time.monotonic()
+        self._agreed, self._in_steps = time.monotonic(), False
+        self._store: Any = dist.distributed_c10d._get_default_store()
 
     def start_sum(self, values: Tensor) -> Wait:
         with self._explained():
             work = self._dist.all_reduce(values, async_op=True)
-        return lambda: self._wait([work])
+        return lambda: self._finish(lambda: [work])
 
     def max_reduce(self, values: Tensor) -> None:
-        with self._explained():
-            self._dist.all_reduce(values, op=self._dist.ReduceOp.MAX)
+        self._finish(lambda: [self._dist.all_reduce(values, op=self._dist.ReduceOp.MAX, async_op=True)])
 
     @torch.no_grad()
     def reduce_gradients(self, grads: Sequence[Tensor], weight: Tensor, found_inf: Tensor) -> None:
@@ -115,7 +119,7 @@ class ProcessTeam(Team):
             for grad in grads:  # one starts while the next is still being weighted
                 sent.append(self._message(grad, weight))
                 works.append(self._dist.all_reduce(sent[-1], async_op=True))
-        self._wait(works)
+        self._finish(lambda: works)
         for grad, message in zip(grads, sent, strict=True):
             if message is grad:
                 continue
@@ -135,13 +139,14 @@ class ProcessTeam(Team):
     def agree(self, stop: bool, values: Sequence[float] = ()) -> tuple[bool, Sequence[float]]:
         own = [float(stop), *(values if self.rank == 0 else [0.0] * len(values))]
         (stopped, *first), seconds = self._told(time.monotonic() - self._agreed, own)
-        self._agreed = time.monotonic()
+        self._agreed, self._in_steps = time.monotonic(), True
         if max(seconds) - min(seconds) > SLOW_SECONDS and self.rank == 0:
             slow, waited = seconds.index(max(seconds)), max(seconds) - min(seconds)
             _LOG.warning("rank %d of %d is slow: the others waited %.0f s for it", slow, self.world, waited)
         return stopped > 0.0, first
 
     def check_same(self, what: str, number: float, within: float = 0.0) -> None:
+        self._in_steps = False  # before the first, one rank may load or compile for minutes
         first, *others = self._told(number)[1]
         if other := [str(rank) for rank, own in enumerate(others, 1) if abs(own - first) > within * first]:
             raise DistributedError(f"rank {', '.join(other)} of {self.world} has another {what} than rank 0")
@@ -154,18 +159,34 @@ class ProcessTeam(Team):
         return shared.tolist()[: len(most)], shared.tolist()[len(most) :]
 
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
-        with self._explained():
-            for tensor in tensors:
-                self._dist.broadcast(tensor, src=0)
+        self._finish(lambda: [self._dist.broadcast(tensor, src=0, async_op=True) for tensor in tensors])
+
+    def excuse(self, more: int) -> None:
+        if more:
+            with self._explained():
+                self._store.add("nerfturbo_excused", more)
 
     def close(self) -> None:
         if self._dist.is_initialized():
             self._dist.destroy_process_group()
 
-    def _wait(self, works: Sequence[Any]) -> None:
+    def _finish(self, start: Callable[[], Sequence[Any]]) -> None:
         with self._explained():
-            for work in works:
-                work.wait()
+            for work in start():
+                work.wait() if self.in_graph else self._wait_or_give_up(work)  # with NCCL only the stream waits
+
+    def _wait_or_give_up(self, work: Any) -> None:
+        until = time.monotonic() + HANG_SECONDS
+        while True:
+            try:
+                return work.wait(timedelta(seconds=2.0))
+            except RuntimeError:
+                if work.is_completed():  # it failed; else it is not over yet
+                    raise
+            if not self._in_steps or self._store.add("nerfturbo_excused", 0) > 0:
+                until = time.monotonic() + HANG_SECONDS
+            if time.monotonic() > until or self._store.add("nerfturbo_lost", 0) > 0:  # where one gives up, all do
+                raise RuntimeError(f"no answer for {HANG_SECONDS:.0f} s")
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -173,8 +194,6 @@ class ProcessTeam(Team):
         try:
             yield
         except RuntimeError as error:
-            if isinstance(error, DistributedError):
-                raise
             text, lost = str(error).strip().splitlines(), self._silent()
             raise DistributedError(
                 f"rank {self.rank} of {self.world} lost contact with {lost} ({text[0] if text else error}): killed, "
@@ -184,15 +203,15 @@ class ProcessTeam(Team):
 
     def _silent(self) -> str:
         """Who is gone: ranks that do not say themselves, within seconds, that they have lost others."""
-        with contextlib.suppress(RuntimeError):  # the store went with rank 0
-            store = self._dist.distributed_c10d._get_default_store()
-            store.set(f"nerfturbo_lost_{self.rank}", "1")
-            others, until = [rank for rank in range(self.world) if rank != self.rank], time.monotonic() + SILENT_SECONDS
+        others, until = [rank for rank in range(self.world) if rank != self.rank], time.monotonic() + SILENT_SECONDS
+        with contextlib.suppress(RuntimeError):  # the store goes with rank 0
+            self._store.set(f"nerfturbo_lost_{self.rank}", "1")
+            self._store.add("nerfturbo_lost", 1)
             while others and time.monotonic() < until:
-                others = [rank for rank in others if not store.check([f"nerfturbo_lost_{rank}"])]
+                others = [rank for rank in others if not self._store.check([f"nerfturbo_lost_{rank}"])]
                 time.sleep(0.1)
             return f"rank {', '.join(map(str, others))}" if others else "the others, which lost each other"
-        return "rank 0, where ranks meet,"
+        return f"rank {', '.join(map(str, others))}" if 0 not in others else "rank 0, where ranks meet,"
 
 
 def is_launched() -> bool:
@@ -230,10 +249,9 @@ def join_team(device: torch.device | str = "cpu", *, compression: Compression = 
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        seconds = float(os.environ.get(TIMEOUT_VARIABLE, TIMEOUT_SECONDS))
+        limit = timedelta(seconds=float(os.environ.get(TIMEOUT_VARIABLE, TIMEOUT_SECONDS)))
         backend = choose_backend(device)
         try:
-            limit = timedelta(seconds=seconds)
             store, rank, world = next(dist.rendezvous("env://", timeout=limit))  # pyright: ignore[reportPrivateImportUsage]
             # A restarted job may meet in the store of the one before, where addresses of the dead still lie.
             count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

@@ -239,9 +239,11 @@ class Trainer:
         """Evaluation, previews and saves inside this block do not count as training time."""
         running = self._started is not None
         self._pause()
+        self.team.excuse(running)
         try:
             yield
         finally:
+            self.team.excuse(-running)
             self._started = time.perf_counter() if running else None
 
     def _pause(self) -> None:

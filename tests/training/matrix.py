@@ -20,6 +20,7 @@ from nerfturbo.config import Config, from_dict, to_dict
 from nerfturbo.data.scene import Scene
 from nerfturbo.fields import field
 from nerfturbo.fields.field import is_adaptive
+from nerfturbo.ops import use_backend
 from nerfturbo.presets import preset, preset_names
 from nerfturbo.sampling.grid import OccupancyGrid
 from nerfturbo.training import refine
@@ -160,7 +161,7 @@ def resume_on_first(team: Team, folder: str) -> Outcome:
 
 def run_matrix(team: Team, folder: str) -> dict[tuple[str, str, str], Outcome | str]:
     """What each cell came to; an error as its text, so that one cell does not hide the others."""
-    with small_constants():
+    with small_constants(), use_backend("cpu"):
         return _run_matrix(team, folder)
 
 

@@ -23,7 +23,7 @@ from nerfturbo.training.distributed import (
 from nerfturbo.training.trainer import Trainer
 
 from ..tiny import ball_scene
-from .workers import alone, config_for, everything, meet_trouble, together
+from .workers import HANG, alone, config_for, everything, meet_trouble, together, wait_for_one
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +132,13 @@ def test_trouble_with_one_rank_is_an_error_that_names_it(tmp_path: Path) -> None
     assert found["config"] == "rank 1 of 2 has another config than rank 0"
     assert "rank 0 of 2 lost contact with rank 1 (" in found["killed"]
     assert "checkpoints are intact" in found["killed"] and "--resume" in found["killed"]
+
+
+def test_a_rank_that_hangs_is_named_and_one_that_is_slow_or_busy_is_waited_for(tmp_path: Path) -> None:
+    for rank, found in zip((0, 2), together(3, wait_for_one, tmp_path, expected=[0, 2]), strict=True):
+        assert (found["slow"], found["busy"]) == (5, 5)
+        assert f"rank {rank} of 3 lost contact with rank 1 (no answer for {HANG:.0f} s): killed, " in found["stopped"]
+        assert HANG < found["stopped seconds"] < HANG + 15.0
 
 
 @pytest.mark.parametrize("run", ["single", "lightning single"])

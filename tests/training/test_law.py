@@ -304,7 +304,7 @@ def quietly(run: Callable[[], Any]) -> Any:
         for name, value in shorter.items():
             stack.enter_context(patch(f"nerfturbo.{name}", value))
         stack.enter_context(warnings.catch_warnings())
-        stack.enter_context(use_backend("reference"))
+        stack.enter_context(use_backend("cpu"))  # three times as fast as the reference
         warnings.simplefilter("ignore")
         return run()
 

@@ -49,7 +49,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _quiet() -> object:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    with use_backend("reference"):
+    with use_backend("auto"):
         yield
 
 

@@ -37,7 +37,7 @@ BOTH = pytest.mark.parametrize("captured", [False, True], ids=["eager", "capture
 @pytest.fixture(autouse=True)
 def _quiet() -> object:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    with use_backend("reference"):
+    with use_backend("auto"):
         yield
 
 

@@ -30,8 +30,8 @@ from ..tiny import ball_scene, tiny_config
 
 
 @pytest.fixture(autouse=True)
-def _reference() -> object:
-    with use_backend("reference"):
+def _kernels() -> object:
+    with use_backend("auto"):
         yield
 
 

@@ -27,7 +27,7 @@ WARNINGS = ["ignore::UserWarning", "ignore::lightning.pytorch.utilities.warnings
 def _shorter(monkeypatch: pytest.MonkeyPatch) -> object:
     monkeypatch.setattr("nerfturbo.fields.field.MIN_STEPS", 2)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    with use_backend("reference"):
+    with use_backend("auto"):
         yield
 
 

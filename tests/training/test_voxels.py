@@ -30,10 +30,10 @@ def _short_stages() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _reference() -> object:
+def _kernels() -> object:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # torch's scattered sums on several threads have no order
-    with use_backend("reference"):
+    with use_backend("auto"):
         yield
     torch.set_num_threads(threads)
 
@@ -54,7 +54,7 @@ def factor_config(steps: int = 90) -> Config:
 
 @pytest.fixture(scope="module")
 def trained(_short_stages: None) -> Trainer:
-    with use_backend("reference"):
+    with use_backend("auto"):
         trainer = Trainer(voxel_config(), ball_scene())
         trainer.fit()
         return trainer

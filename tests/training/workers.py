@@ -32,6 +32,7 @@ from nerfturbo.types import Rays
 from ..tiny import ball_scene, tiny_config
 
 Work = Callable[..., Any]
+HANG = 5.0  # for the 60 s of `distributed.HANG_SECONDS`
 QUIET: dict[str, Any] = {
     "enable_progress_bar": False,
     "enable_model_summary": False,
@@ -204,6 +205,38 @@ def meet_trouble(team: Team, folder: str) -> dict[str, Any]:
         except DistributedError as error:
             found[name] = str(error)
     return found | {"seconds": time.monotonic() - found["begun"]}
+
+
+def wait_for_one(team: Team, folder: str) -> dict[str, Any]:
+    """Rank 2 loads and rank 0 is busy for longer than ranks wait, rank 1 is slow, then stops without dying."""
+    distributed.HANG_SECONDS, distributed.SILENT_SECONDS = HANG, 4.0
+    (Path(folder) / f"{team.rank}.pid").write_text(str(os.getpid()))
+    found: dict[str, Any] = {}
+    time.sleep(1.5 * HANG if team.rank == 2 else 0.0)
+
+    def sleep(trainer: Trainer, record: StepRecord) -> None:
+        time.sleep(0.5 * HANG if trainer.team.rank == 1 and record.step == 2 else 0.0)
+
+    def look(trainer: Trainer, record: StepRecord) -> None:
+        if trainer.team.rank == 0 and record.step == 2:
+            with trainer.clock_stopped():
+                time.sleep(1.5 * HANG)
+
+    def stop(trainer: Trainer, record: StepRecord) -> None:
+        if trainer.team.rank == 1 and record.step == 3:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(0.9 * HANG if trainer.team.rank == 2 and record.step == 3 else 0.0)  # waits less than the first
+
+    for name, callback in (("slow", sleep), ("busy", look), ("stopped", stop)):
+        begun = time.monotonic()
+        try:
+            found[name] = Trainer(config_for(1, steps=5), ball_scene(), callbacks=[callback], team=team).fit().steps
+        except DistributedError as error:
+            found[name] = str(error)
+        found[f"{name} seconds"] = time.monotonic() - begun
+    if team.rank == 0:
+        os.kill(int((Path(folder) / "1.pid").read_text()), signal.SIGKILL)
+    return found
 
 
 def train_lightning(team: Team, *, double: bool) -> dict[str, Any]:
