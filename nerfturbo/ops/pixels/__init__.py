@@ -194,8 +194,8 @@ def draw_pixels(
 
 
 def read_pixels(pixels: Tensor, indices: Tensor) -> Tensor:
-    """(n, channels) fp32 in [0, 1]: colours of `indices` (n,) int64 among pixels (n_pixels, 3 or 4) uint8. A GPU may read
-    them from host memory: it takes its time, and leaves room for kernels on other streams.
+    """(n, channels) fp32 in [0, 1]: colours of `indices` (n,) int64 among pixels (n_pixels, 3 or 4) uint8. A GPU may
+    read them from host memory: it takes its time, and leaves room for kernels on other streams.
 
     >>> import torch
     >>> read_pixels(torch.tensor([[0, 51, 255]], dtype=torch.uint8), torch.tensor([0]))
