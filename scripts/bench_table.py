@@ -106,6 +106,19 @@ def precision(found: dict[str, Any]) -> str:
     return "\n\n".join([table(headers, rows), *equal_time(found)])
 
 
+def precision_presets() -> str:
+    columns = {"preset": "`{preset}`", "precision": "{kind}", "steps": "{steps}"}
+    columns |= {"memory": "{peak_bytes:MB}", "PSNR": "{psnr:.2f} dB", "dB more": "{psnr_difference:+.2f}"}
+    return listed(values("h200/precision_presets"), columns | {"skipped": "{skipped}"})
+
+
+def host_pixels() -> str:
+    found = values("h200/host_pixels")
+    rows = [{"place": place, **found[place]} for place in ("device", "host")]
+    columns = {"pixels": "{place}", "a step": "{step_ms:.2f} ms", "ratio": "{ratio:.2f}", "memory": "{peak_bytes:MB}"}
+    return listed(rows, columns)
+
+
 def equal_time(found: dict[str, Any]) -> list[str]:
     """Where a coarse pass places fine samples: what a step takes, what fp32's time buys, and that in words."""
     if not found.get("fine_samples"):
@@ -570,6 +583,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "choices-ngp": lambda: choices("h200/ngp_choice"),
     "choices-captures": lambda: choices("h200/captures_choice"),
     "choices-hierarchy": lambda: choices("h200/hierarchy_rate"),
+    "steps-hierarchy": lambda: choices("h200/hierarchy_steps"),
     "choices-schedule": lambda: choices("h200/captures_schedule"),
     "bicycle-scene": lambda: scored("h200/bicycle_scene"),
     "frames": frames,
@@ -598,6 +612,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "precision-ngp": lambda: precision(values("h200/precision_ngp")),
     "precision-vanilla": lambda: precision(values("h200/precision_vanilla")),
     "precision-memory": same_memory,
+    "precision-presets": precision_presets,
+    "host-pixels": host_pixels,
     "precision-hierarchy-h200": lambda: precision(values("h200/precision_hierarchy")),
     "precision-hierarchy-cpu": lambda: precision(values("cpu/precision_hierarchy")),
     "rates": rates,
