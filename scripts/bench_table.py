@@ -107,9 +107,17 @@ def precision(found: dict[str, Any]) -> str:
 
 
 def precision_presets() -> str:
-    columns = {"preset": "`{preset}`", "precision": "{kind}", "steps": "{steps}"}
-    columns |= {"memory": "{peak_bytes:MB}", "PSNR": "{psnr:.2f} dB", "dB more": "{psnr_difference:+.2f}"}
-    return listed(values("h200/precision_presets"), columns | {"skipped": "{skipped}"})
+    """A row for each preset: memory and PSNR of fp32, and what the others differ by."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in values("h200/precision_presets"):
+        found.setdefault(row["preset"], {})[row["kind"]] = row
+    rows = []
+    for name, kinds in found.items():
+        rows.append([f"`{name}`", str(kinds["fp32"]["steps"]), f"{kinds['fp32']['psnr']:.2f} dB"])
+        for kind in ("fp16", "bf16"):
+            row = kinds.get(kind)
+            rows[-1] += ["-"] if row is None else [f"{row['psnr_difference']:+.2f} dB, {row['peak_bytes_ratio']:.2f}"]
+    return table(["preset", "steps", "fp32", "fp16: PSNR, memory", "bf16"], rows)
 
 
 def host_pixels() -> str:

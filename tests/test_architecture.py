@@ -160,7 +160,7 @@ def test_ops_lean_on_torch_and_their_backend_only(path: Path) -> None:
 def test_the_package_stays_small() -> None:
     files = [path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts]
     assert len(files) <= MAX_FILES
-    assert sum(len(path.read_text().splitlines()) for path in files) <= MAX_LINES
+    assert sum(len(path.read_text().splitlines()) + 1 for path in files) <= MAX_LINES  # a line more for each file
 
 
 def test_no_example_is_too_long() -> None:
