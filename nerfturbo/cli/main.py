@@ -75,11 +75,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(verb: str, rest: list[str]) -> int:
     module, function, _ = VERBS[verb]
-    if verb in ("scene info", "scene check", "process"):  # whose module imports torch
-        from .settings import check_source
-
-        unposed = [("photos or a video", "no such file or folder")] if verb == "process" else []
-        check_source(next(iter(rest), "-"), *unposed)
     return getattr(importlib.import_module(f".{module}", __package__), function)(rest)
 
 
