@@ -207,7 +207,7 @@ def _print_unposed(found: dict[str, Any]) -> None:
     train = f"`nerfturbo train {shlex.quote(found['source'])}`"
     print(f"        finds the poses, once, by COLMAP; {train} does that first by itself")
     bounded, unbounded = found["presets"]
-    print(f"  preset  {bounded}, or {unbounded} where the poses show a scene without an end")
+    print(f"  preset  {bounded}, or {unbounded} where the poses show an unbounded scene")
 
 
 def _what(found: dict[str, Any]) -> str:
