@@ -140,6 +140,8 @@ def test_the_overview_names_every_command(nerfturbo: Nerfturbo) -> None:
         result = nerfturbo(*words)
         assert result.code == 0 and all(verb in result.out for verb in VERBS)
     assert nerfturbo("--version").out.strip() == f"nerfturbo {package.__version__}"
+    rows = [line for line in nerfturbo().out.splitlines() if line.startswith("  ")]
+    assert len({len(re.match(r"  \S+( \S+)?  +", line)[0]) for line in rows}) == 1  # type: ignore[index]
     bench = nerfturbo("bench", "--help")
     assert bench.code == 0 and "bench ops" in bench.out and "doctor" not in bench.out
 
