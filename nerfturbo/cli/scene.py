@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from ..config import BUILTIN_PREFIX, ProcessConfig
+from ..config import BUILTIN_PREFIX
 from ..errors import InputError, refuse
 from ..export import check_ending, require_package
+from ..presets import ProcessConfig
 from .common import check_new, print_json
 from .flags import BoundsName, Number, UpName, check_within, parse
 from .progress import Display, showing

@@ -28,9 +28,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...config import ProcessConfig
 from ...errors import InputError, refuse
 from ...files import cache_folder, remove, write_atomically
+from ...presets import ProcessConfig
 from ..formats.colmap import load_colmap
 from ..images import image_size
 from ..json_checks import natural, read_json
