@@ -6,7 +6,7 @@
 A point's features are products of three planes (xy, xz, yz), times three more over time where images have times; two
 networks turn them into density and colour. The class knows only the scene's box, and the package knows no such class.
 
-This file runs these commands with few steps. You see `orbit.gif`, the seesaw while it moves, and `grid.npz`, its cells.
+This file runs them with few steps. You see `orbit.gif`, the seesaw while it moves, blurred, and `grid.npz`, its cells.
 """
 
 import argparse

@@ -20,6 +20,12 @@ def named(requirements: list[str]) -> set[str]:
     return {re.sub(r"^pytorch", "torch", one).replace(" ", "") for one in requirements}
 
 
+def test_the_readme_names_every_extra() -> None:
+    table = re.findall(r"^\| (`.+?`) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    named = {extra for cell in table for extra in re.findall(r"`([a-z-]+)`", cell)}
+    assert named == set(PROJECT["optional-dependencies"]) - {"test", "dev", "docs"}
+
+
 def test_the_conda_recipe_is_the_project() -> None:
     recipe = yaml.safe_load((ROOT / "packaging/conda/meta.yaml").read_text())
     assert recipe["package"] == {"name": PROJECT["name"], "version": PROJECT["version"]}

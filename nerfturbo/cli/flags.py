@@ -1,16 +1,17 @@
 """What the flags of all verbs are made of: the parser, flags that several verbs have, and checks of their values."""
 
 import contextlib
+import dataclasses
 import io
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 from tyro.conf import Positional, arg
 
-from ..errors import InputError, refuse
+from ..errors import InputError, NerfturboError, did_you_mean, refuse
 
 T = TypeVar("T")
 BackendName = Literal["auto", "reference", "cpu", "triton"]
@@ -35,6 +36,7 @@ EvalViews = Annotated[int | None, arg(metavar="N", help=_EVAL_VIEWS)]
 
 def parse(kind: type[T], argv: Sequence[str], prog: str, *, default: T | None = None) -> T:
     """The flags of one verb, from a dataclass whose fields' comments are the help; wrong ones exit with 2."""
+    _check_names(kind if default is None else default, argv, prog)
     given: dict[str, Any] = {} if default is None else {"default": default}
     config, said = (tyro.conf.FlagCreatePairsOff,), io.StringIO()  # --json, without a --no-json
     try:
@@ -48,10 +50,30 @@ def parse(kind: type[T], argv: Sequence[str], prog: str, *, default: T | None = 
         if cause is not None:  # a config refused a value: one line in its words, without tyro's box
             raise cause from None
         print(said.getvalue(), end="", file=sys.stderr)
-        for word, ours in OTHERS.items():
-            if "nrecognized" in said.getvalue() and any(given.split("=")[0] == word for given in argv):
-                print(f"{word}: did you mean {ours}?", file=sys.stderr)
         raise
+
+
+def _check_names(values: Any, argv: Sequence[str], prog: str) -> None:
+    """Refuse flags that are not there, in a tenth of the time that the parser takes to say so."""
+    names = {"--help", *_flag_names(values)}
+    for word in (word.partition("=")[0] for word in argv):
+        if word.replace("_", "-") not in names and (word in OTHERS or (word[:2] == "--" and word[2:3].isalpha())):
+            meant = OTHERS.get(word, "")
+            hint = f"did you mean {meant}?" if meant in names else did_you_mean(word, names)
+            every = "--help" if isinstance(values, type) else "--help-all"
+            listed = f"`nerfturbo {prog} {every}` lists all"
+            raise NerfturboError(f"unrecognized flag {word}: {hint}{' ' if hint else ''}{listed}")
+
+
+def _flag_names(values: Any, prefix: str = "--") -> Iterator[str]:
+    """The flags of a dataclass, or of one with values, whose sections are flags with their name before."""
+    for one in dataclasses.fields(values):
+        made = one.default_factory() if one.default_factory is not dataclasses.MISSING else None
+        value, name = getattr(values, one.name, made), one.name.replace("_", "-")
+        if dataclasses.is_dataclass(value):
+            yield from _flag_names(value, prefix if name == "settings" else f"{prefix}{name}.")
+        else:
+            yield from (f"{prefix}{name}", f"{prefix}no-{name}")
 
 
 def flag_value(argv: Sequence[str], flag: str) -> str | None:

@@ -75,11 +75,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(verb: str, rest: list[str]) -> int:
     module, function, _ = VERBS[verb]
-    if verb in ("scene info", "scene check", "process"):  # whose module imports torch
-        from .settings import check_source
-
-        unposed = [("photos or a video", "no such file or folder")] if verb == "process" else []
-        check_source(next(iter(rest), "-"), *unposed)
     return getattr(importlib.import_module(f".{module}", __package__), function)(rest)
 
 
@@ -177,7 +172,7 @@ def _overview(arguments: list[str]) -> int:
     group = {verb: entry for verb, entry in VERBS.items() if verb.split()[0] == word}
     asked = not arguments or word in ("--help", "-h") or (group and arguments[1:] in (["--help"], ["-h"]))
     lines = [f"usage: nerfturbo {word if group else 'COMMAND'} ...", ""]
-    lines += [f"  {verb:<13}  {help_text}" for verb, (_, _, help_text) in (group or VERBS).items()]
+    lines += [f"  {verb:<14}  {help_text}" for verb, (_, _, help_text) in (group or VERBS).items()]
     lines += ["", "Every command explains itself: nerfturbo COMMAND --help. NERFTURBO_DEBUG=1 shows tracebacks."]
     wrong = " ".join(arguments[:2]) if group else word
     names = group if group else {*VERBS, *(verb.split()[0] for verb in VERBS)}

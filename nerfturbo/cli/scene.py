@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from ..data.capture.process import ProcessConfig
+from ..config import BUILTIN_PREFIX
 from ..errors import InputError, refuse
 from ..export import check_ending, require_package
+from ..presets import ProcessConfig
 from .common import check_new, print_json
 from .flags import BoundsName, Number, UpName, check_within, parse
 from .progress import Display, showing
-from .settings import starting_config
+from .settings import check_source, starting_config
 
 if TYPE_CHECKING:
     from ..data.capture.sfm import Verdict
@@ -47,6 +48,7 @@ class InfoArgs:
 
 def info(argv: Sequence[str]) -> int:
     args = parse(InfoArgs, argv, "scene info")
+    check_source(args.scene)
     if args.plot is not None:
         from ..evaluation.scene_plot import check_plot_path
 
@@ -206,7 +208,7 @@ def _print_unposed(found: dict[str, Any]) -> None:
     train = f"`nerfturbo train {shlex.quote(found['source'])}`"
     print(f"        finds the poses, once, by COLMAP; {train} does that first by itself")
     bounded, unbounded = found["presets"]
-    print(f"  preset  {bounded}, or {unbounded} where the poses show a scene without an end")
+    print(f"  preset  {bounded}, or {unbounded} where the poses show an unbounded scene")
 
 
 def _what(found: dict[str, Any]) -> str:
@@ -239,6 +241,7 @@ class CheckArgs:
 
 def check(argv: Sequence[str]) -> int:
     args = parse(CheckArgs, argv, "scene check")
+    check_source(args.scene)
     refuse(args.images < 2, "--images", "at least 2", args.images)
     if args.output is not None:
         check_ending(args.output, ".html", flag="--output")
@@ -287,6 +290,7 @@ class WriteArgs:
 
 def write(argv: Sequence[str]) -> int:
     args = parse(WriteArgs, argv, "scene write")
+    check_source(BUILTIN_PREFIX + args.name.removeprefix(BUILTIN_PREFIX))
     from ..data.builtin import builtin_scene, check_name
     from ..data.formats.transforms import write_blender
     from ..evaluation.run_folder import check_writable
@@ -315,6 +319,7 @@ class ProcessArgs:
 
 def process(argv: Sequence[str]) -> int:
     args = parse(ProcessArgs, argv, "process")
+    check_source(str(args.source), ("photos or a video", "no such file or folder"))
     source, output = args.source.expanduser(), args.output.expanduser()
     with showing() as display:
         verdict = run_process(source, output, args.settings, display)

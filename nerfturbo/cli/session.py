@@ -221,7 +221,8 @@ def shrunk_photos(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
     if divisor < 2:
         return plan, ()
     (width, height), data = sizes[0], replace(config.data, downscale=divisor)
-    note = f"photos shrunk from {width} x {height} to {width // divisor} x {height // divisor}: this CPU learns no more"
+    shrunk = f"{round(width / divisor)} x {round(height / divisor)}"  # as images and cameras are rounded
+    note = f"photos shrunk from {width} x {height} to {shrunk}: this CPU learns no more"
     return replace(plan, config=replace(config, data=data)), (f"{note} in that time (--downscale 1 keeps them)",)
 
 

@@ -57,7 +57,9 @@ def parse_settings(kind: type[T], argv: Sequence[str], prog: str) -> tuple[T, Co
     start = starting_config(argv)
     if "--help-all" in argv or not asks_help(argv):
         words = ["--help"] if asks_help(argv) else argv
-        return parse(kind, words, prog, default=cast(Any, kind)(settings=Settings.of(start))), start
+        args = parse(kind, words, prog, default=cast(Any, kind)(settings=Settings.of(start)))
+        check_source(cast(Any, args).scene or "-")
+        return args, start
     try:
         return parse(kind, ["--help"], prog), start
     finally:

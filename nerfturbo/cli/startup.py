@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from .common import backend_on, open_data
 from .flags import Device, SceneSource, parse
 from .progress import Display, showing
-from .settings import resolve_device, starting_config
+from .settings import check_source, resolve_device, starting_config
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +44,7 @@ class WarmupArgs:
 def warmup(argv: Sequence[str]) -> int:
     start = starting_config(argv)
     args = parse(WarmupArgs, argv, "warmup")
+    check_source(args.scene)
     device = resolve_device(args.device)
     from ..data.scene_defaults import fitted_config
     from ..evaluation.evaluate import Preview

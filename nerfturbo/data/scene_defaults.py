@@ -32,7 +32,7 @@ def fitted_config(config: Config, scene: Scene, *, auto: Config | None = None) -
     if levels == 1 or config.grid.levels != 1:
         return config, chosen
     if auto is not None and auto.preset in UNBOUNDED_PRESETS:
-        name, why = UNBOUNDED_PRESETS[auto.preset], "the scene has no end: proposal networks find its surfaces"
+        name, why = UNBOUNDED_PRESETS[auto.preset], "the scene is unbounded: proposal networks find its surfaces"
         if len(scene) >= MANY_PHOTOS and name in LARGE_PRESETS:
             name, why = LARGE_PRESETS[name], f"{why}, and {len(scene)} photos need large tables"
         config, chosen = _in_its_place(config, auto, name, why, "for nested grids")

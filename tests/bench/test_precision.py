@@ -160,7 +160,7 @@ def test_what_is_measured_is_what_training_would_take(
         done = (nerfturbo if name == "profile" else study)(*command, "--output", output)
         assert done.code == 0, done.err
         assert json.loads(output.read_text())["values"]["preset"] == taken[asked], name
-        assert ("preset proposal-cpu, because the scene has no end" in done.err) == (asked == "auto")
+        assert ("preset proposal-cpu, because the scene is unbounded" in done.err) == (asked == "auto")
 
 
 @pytest.mark.parametrize("script", ["ablation", "precision"])

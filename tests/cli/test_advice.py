@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -62,12 +63,14 @@ def test_views_that_are_asked_for_are_scored(
 
 def test_photos_are_shrunk_to_what_a_cpu_learns(nerfturbo: Nerfturbo, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folders.write_transforms(Path("capture"), aabb_scale=1)
-    monkeypatch.setattr(session, "LEAST_SIDE", 4)
+    monkeypatch.setattr(session, "LEAST_SIDE", 3)  # a fifth of 24 x 16: what is said is rounded as what is trained on
     monkeypatch.setattr(session, "PIXELS_A_RAY", 1e-3)
     words = ["train", folder, "--steps", 2, *TINY_FLAGS, "--device", "cpu", "--overwrite", "--output", "run"]
     shrunk = nerfturbo(*words)
     divisor = open_run("run").read_config().data.downscale
     assert shrunk.code == 0 and divisor > 1 and "photos shrunk from" in shrunk.err and "--downscale 1" in shrunk.err
+    sizes = re.findall(r"to (\d+ x \d+): this CPU|, (\d+ x \d+); writing", shrunk.err)
+    assert sizes[0][0] == sizes[1][1], shrunk.err
     assert nerfturbo("eval", "run", "--backend", "reference").code == 0
     kept = nerfturbo(*words, "--downscale", 1)
     assert kept.code == 0 and open_run("run").read_config().data.downscale == 1 and "shrunk" not in kept.err

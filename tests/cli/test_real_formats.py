@@ -37,7 +37,8 @@ def test_an_unbounded_capture_through_a_real_lens_trains_without_a_flag(nerfturb
     result = nerfturbo("train", folder, "--steps", 4, "--turntable", 0, "--output", "run", *small, "--json")
     assert result.code == 0, result.err
     described = nerfturbo("scene", "info", folder, "--json").json
-    assert "preset proposal-cpu, because the scene has no end" in result.err
+    assert "preset proposal-cpu, because the scene is unbounded" in result.err
+    assert "16 images by 1 camera (OPENCV) in sparse/0" in result.err
     assert described["preset"] == open_run("run").read_config().preset == "proposal-cpu"
     assert all(note in result.err for note in described["fitted"]) and len(described["fitted"]) == 2
     assert "grid.levels 5" in result.err and "every 8th picture is a test view" in result.err

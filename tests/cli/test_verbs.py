@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import time
@@ -139,6 +140,8 @@ def test_the_overview_names_every_command(nerfturbo: Nerfturbo) -> None:
         result = nerfturbo(*words)
         assert result.code == 0 and all(verb in result.out for verb in VERBS)
     assert nerfturbo("--version").out.strip() == f"nerfturbo {package.__version__}"
+    rows = [line for line in nerfturbo().out.splitlines() if line.startswith("  ")]
+    assert len({len(re.match(r"  \S+( \S+)?  +", line)[0]) for line in rows}) == 1  # type: ignore[index]
     bench = nerfturbo("bench", "--help")
     assert bench.code == 0 and "bench ops" in bench.out and "doctor" not in bench.out
 
@@ -163,10 +166,16 @@ MISTAKES = {
     "bench render no/such/run": "no/such/run: expected a run folder, got no such folder",
     "export mesh no/such/run x.glb": "no/such/run: expected a run folder, got no such folder",
     "scene info toybax": "did you mean toybox?",
+    "scene info --json no/such/folder": "no/such/folder: expected a folder with a scene, got no such folder",
+    "scene write toybax out": "did you mean toybox?",
+    "warmup toybax": "did you mean toybox?",
+    "train --preset ngp no/such/folder": "no/such/folder: expected a folder with a scene, got no such folder",
     "process no/such/photos out": "no/such/photos: expected photos or a video, got no such file or folder",
     "train toybox --preset ngb": "did you mean ngp?",
     "train toybox --device cpu -o runs/x": "-o: did you mean --output?",
     "train toybox --device cpu --iters=5": "--iters: did you mean --steps?",
+    "train toybox --device cpu --grid.resoluton 64": "--grid.resoluton: did you mean --grid.resolution?",
+    "process . out --max-feature 9": "--max-feature: did you mean --max-features?",
 }
 
 
@@ -174,6 +183,13 @@ MISTAKES = {
 def test_a_mistyped_word_is_answered_with_the_one_that_was_meant(words: str) -> None:
     run = _without_torch(words.split())
     assert run.returncode == 2 and MISTAKES[words] in run.stderr, run.stderr
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_mistyped_flag_of_every_verb_is_answered_in_one_line(verb: str) -> None:
+    run = _without_torch([*verb.split(), "--zzz", "3"])
+    assert run.returncode == 2, run.stderr
+    assert re.fullmatch(rf"error: unrecognized flag --zzz: `nerfturbo {verb} --help(-all)?` lists all\n", run.stderr)
 
 
 @pytest.mark.parametrize("words", [["--help"], ["help", "train"], ["train", "--help"]])

@@ -26,10 +26,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from ...errors import InputError, refuse
 from ...files import cache_folder, remove, write_atomically
+from ...presets import ProcessConfig
 from ..formats.colmap import load_colmap
 from ..images import image_size
 from ..json_checks import natural, read_json
@@ -39,29 +40,6 @@ from ..speed import pose_seconds
 from . import video
 from .photos import Photo, copy_photos, find_photos, is_video, photo_sizes, require_photos
 from .sfm import OVERLAP, PAIRS, Extraction, Matcher, Tool, Verdict, judge, largest_model, model_jumps, open_tool, query
-
-CameraChoice = Literal[
-    "auto", "SIMPLE_PINHOLE", "PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "FULL_OPENCV", "OPENCV_FISHEYE"
-]
-
-
-@dataclass(frozen=True)
-class ProcessConfig:
-    """How the poses of photos and videos are found (`nerfturbo process`); the defaults fit phones and cameras."""
-
-    frames: int | None = None
-    """Frames to take from a video: the sharpest of as many equal windows. Three a second, 30 to 200, unless given."""
-    matcher: Literal["auto", "exhaustive", "sequential"] = "auto"
-    """Which pictures are compared: all pairs, or neighbours in the order of names; auto decides by their number."""
-    camera_model: CameraChoice = "auto"
-    """COLMAP's lens model: auto takes OPENCV for 20 or more pictures of one camera, else SIMPLE_RADIAL."""
-    max_size: int = 1600
-    """Features are looked for in pictures of at most this many pixels a side."""
-    max_features: int | None = None
-    """Features per picture; 4096 on a CPU and 8192 on a GPU unless given."""
-    tool: Literal["auto", "colmap", "pycolmap"] = "auto"
-    """The program colmap or the package pycolmap; auto takes the first that is installed."""
-
 
 NAME, STATE_FILE = "nerfturbo_colmap", "process.json"
 EXHAUSTIVE_PHOTOS = 120  # 7,140 pairs; beyond, the order of names says who is near whom

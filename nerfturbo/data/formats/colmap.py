@@ -367,7 +367,7 @@ def load_colmap(folder: Path, split: Split = "train", options: LoadOptions = DEF
     points = None if found is None else read_cloud(found).positions
     names = ", ".join(sorted({camera.model for camera in cameras.values()}))
     where = f"{model.relative_to(folder)}/*{images_file.suffix}"
-    notes = (f"{len(images)} images by {len(cameras)} cameras ({names}) in {where}", split_note)
+    notes = (f"{len(images)} images by {len(cameras)} camera{'s'[: len(cameras) > 1]} ({names}) in {where}", split_note)
     if len(models) > 1:
         rest = ", ".join(f"{place.relative_to(folder)} ({count})" for place, count in list(models.items())[1:])
         why = f"{len(images)} images, the most; left out: {rest}"
