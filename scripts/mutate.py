@@ -89,6 +89,7 @@ MORE = {
     "data/formats/transforms.py": "data/test_capture_folders.py data/test_exported_formats.py",
     "evaluation/metrics.py": "evaluation/test_baselines.py",
     "ops/mlp/reference.py": "kernels/test_wide_mlp.py fields/test_fields.py",
+    "ops/ngp/reference.py": "ops/test_ngp_logits.py",
     "ops/march/reference.py": "sampling/test_occupancy_grid.py",
 }
 NEAR = {name: f"{tests} {MORE[name]}" if name in MORE else tests for name, tests in NEAR.items()}
@@ -337,6 +338,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, help="keep there what the next run needs again: a tree with its kernels")
     args = parser.parse_args()
     stay_small()
+    os.environ["TRITON_INTERPRET"] = "1"  # as the tests set it, too late for a triton that is already imported
     for name in ("numba", "hypothesis", "triton", "torchmetrics", "pytest"):
         with contextlib.suppress(ImportError):
             __import__(name)

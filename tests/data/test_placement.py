@@ -60,6 +60,15 @@ def test_points_decide_how_far_the_boxes_reach(spread: float, levels: int) -> No
     assert placement.extent.far > 2.0 ** (levels - 1)
 
 
+@pytest.mark.parametrize(("field_of_view", "doubt"), [(0.9, True), (1.4, False)])
+def test_pictures_that_show_only_ground_between_the_cameras_leave_a_doubt(field_of_view: float, doubt: bool) -> None:
+    poses = look_at(ring()[:, :, 3] + torch.tensor([0.0, 0.0, 5.0]), torch.zeros(3, dtype=torch.float64))
+    cameras = Cameras.pinhole(poses.float(), width=40, height=30, field_of_view_x=field_of_view)
+    ground = torch.rand(2000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) - 0.5
+    placement = place(cameras, poses, ground * torch.tensor([2.0, 2.0, 0.02]))
+    assert (placement.other is not None) == doubt and placement.extent.kind == "unbounded"
+
+
 def test_cameras_side_by_side_look_at_a_box_ahead() -> None:
     eyes = torch.tensor([[x, 0.0, z] for x in (-0.5, 0.0, 0.5) for z in (-0.3, 0.0, 0.3)], dtype=torch.float64)
     poses = look_at(eyes, eyes + torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))

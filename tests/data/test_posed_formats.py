@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nerfturbo.data.formats import posed
+from nerfturbo.data.formats import llff, posed
 from nerfturbo.data.formats.colmap import N_PARAMETERS, ColmapCamera, lens_of
 from nerfturbo.data.formats.posed import unit_times
 from nerfturbo.data.images import decode_image, save_image
@@ -208,6 +209,23 @@ def test_llff_takes_the_folder_that_fits(tmp_path: Path) -> None:
         save_image(folder / "images_4" / path.name, torch.zeros_like(small))
     assert load_scene(folder, downscale=4).images.pixels.max() == 0
     assert load_scene(folder, downscale=2).images.pixels.max() > 0
+    (folder / "images").rename(folder / "input")
+    assert load_scene(folder, downscale=2).images.pixels.max() > 0
+    shutil.rmtree(folder / "input")
+    assert load_scene(folder).images.pixels.max() == 0
+
+
+def test_corners_of_llff_at_both_depths_stand_in_for_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(llff, "load_capture", lambda folder, file, capture, *rest: seen.append(capture.points))
+    llff.load_llff(folders.write_llff(tmp_path / "scene"))
+    rotation, position = folders.poses()[:, :, :3], folders.poses()[:, None, :, 3]
+    local = (seen[0].view(2, -1, 5, 3) - position) @ rotation
+    depth, size = -local[..., 2:], torch.tensor([folders.WIDTH, folders.HEIGHT]) / folders.FOCAL
+    assert torch.allclose(depth, torch.tensor([1.0, 6.0]).double()[:, None, None, None])
+    places = local[..., :2] / depth / size
+    assert torch.allclose(places[..., :4, :].abs(), torch.full((), 0.48).double(), atol=1e-6)
+    assert places[..., 4, :].abs().max() < 1e-9 and places.sum(2).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize(

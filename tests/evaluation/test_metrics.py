@@ -56,6 +56,10 @@ def test_ssim_against_the_formula() -> None:
     image = (truth + 0.1 * torch.randn(truth.shape, generator=generator)).clamp(0.0, 1.0)
     assert ssim(truth, truth) == pytest.approx(1.0, abs=1e-5)
     assert ssim(image, truth) == pytest.approx(ssim_by_hand(image, truth), abs=2e-3)
+    counts = torch.zeros(24, 32, dtype=torch.bool)
+    counts[5:-5, 5:-5] = True  # the middles of all windows that lie inside the picture
+    shown = torch.where(counts[..., None], image, truth)
+    assert ssim(image, truth, counts) == pytest.approx(ssim_by_hand(shown, truth), abs=1e-4)
 
 
 def test_wrong_shapes_are_refused() -> None:

@@ -35,23 +35,28 @@ def test_zero_rays(target: Target):
 
 
 def test_special_rays(target: Target):
-    """Along a face's plane outside it, from inside, away from the box, on a face, and rays that are not numbers."""
+    """Along a face's plane outside it, from inside, away from the box, on a face, rays that are not numbers, and from a
+    face into the box by the smallest of numbers."""
     require(target)
     nan, inf = float("nan"), float("inf")
     origins = torch.tensor(
-        [[5.0, 0, -3], [0, 0, 0], [0, 0, 3], [1.0, 0, -3], [nan, 0, 0], [0, 0, 0], [inf, 0, 0]], device=target.device
+        [[5.0, 0, -3], [0, 0, 0], [0, 0, 3], [1.0, 0, -3], [nan, 0, 0], [0, 0, 0], [inf, 0, 0], [1.0, 0, 0]],
+        device=target.device,
     )
+    tiny = torch.finfo(torch.float32).tiny
     directions = torch.tensor(
-        [[0, 0, 1.0], [0, 0, 1.0], [0, 0, 1.0], [0, 0, 1.0], [0, 0, 1.0], [nan, 0, 1.0], [1.0, 0, 0]],
+        [[0, 0, 1.0], [0, 0, 1.0], [0, 0, 1.0], [0, 0, 1.0], [0, 0, 1.0], [nan, 0, 1.0], [1.0, 0, 0], [-tiny, 0, 1.0]],
         device=target.device,
     )
     box = Aabb.cube(1.0)
-    with use_backend(target.backend):
-        t_min, t_max = (t.cpu().tolist() for t in ray_aabb(origins, directions, box, near=0.5))
-    assert (t_min[0], t_max[0]) == (0.5, 0.5)  # parallel, outside: a miss
-    assert (t_min[1], t_max[1]) == (0.5, 1.0)  # from inside, from near on
-    assert (t_min[2], t_max[2]) == (0.5, 0.5)  # behind
-    assert t_min[4] == t_max[4] == t_min[5] == t_max[5] == t_min[6] == t_max[6] == 0.5  # nonsense misses
+    for backend in (target.backend, "reference"):
+        with use_backend(backend):
+            t_min, t_max = (t.cpu().tolist() for t in ray_aabb(origins, directions, box, near=0.5))
+        assert (t_min[0], t_max[0]) == (0.5, 0.5)  # parallel, outside: a miss
+        assert (t_min[1], t_max[1]) == (0.5, 1.0)  # from inside, from near on
+        assert (t_min[2], t_max[2]) == (0.5, 0.5)  # behind
+        assert t_min[4] == t_max[4] == t_min[5] == t_max[5] == t_min[6] == t_max[6] == 0.5  # nonsense misses
+        assert (t_min[7], t_max[7]) == (0.5, 1.0)
 
 
 def test_points_inside_and_outside():

@@ -13,7 +13,7 @@ from nerfturbo.ops import fused_mlp, use_backend
 
 from .cases import Target, compare, generator, require
 
-SHAPES = [(32, 64, 16), (32, 64, 64, 3), (16, 16), (32, 128, 128, 128, 1)]
+SHAPES = [(32, 64, 16), (32, 64, 64, 3), (16, 16), (1, 16), (32, 128, 128, 128, 1)]
 
 
 def _inputs(n: int, widths: tuple[int, ...], dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:

@@ -103,9 +103,17 @@ def test_equals_the_composition(sized: tuple[Target, int], eps: float, alpha_thr
         assert 0.1 < kept.float().mean() < 0.9, "the case should have visible and hidden samples"
 
 
+def test_the_reference_is_the_composition():
+    rays, samples, field = make_rays(50), make_samples(50, tail=3), make_field()
+    limits = {"early_stop_eps": 1e-3, "alpha_thre": 3e-2}
+    with use_backend("reference"):
+        got = field.visibility(*rays, samples, **limits)
+    assert torch.equal(got, visibility(composition(*rays, samples, field), samples, **limits)) and got.any()
+
+
 @pytest.mark.parametrize(
     ("levels", "features", "width", "dtype"),
-    [(16, 2, 64, torch.float16), (8, 4, 32, torch.float32), (5, 1, 24, torch.float32), (3, 8, 128, torch.bfloat16)],
+    [(16, 2, 64, torch.float16), (8, 4, 16, torch.float32), (5, 1, 24, torch.float32), (3, 8, 128, torch.bfloat16)],
 )
 def test_layouts_and_precisions(target: Target, levels: int, features: int, width: int, dtype: torch.dtype):
     require(target)

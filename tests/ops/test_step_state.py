@@ -39,6 +39,15 @@ def test_adapts_to_the_budget(target: Target, n_samples: int, n_marched: int, wa
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("count", [0, 1])
+def test_no_sample_counts_as_one(target: Target, count: int):
+    require(target)
+    state = StepState.create(step=0, n_active=100, length=4, device=target.device)
+    with use_backend(target.backend):  # type: ignore[arg-type]
+        record_step(state, values(target.device, count, count), RayBudget(samples=1, marched=1, max_rays=512))
+    assert int(state.n_active) == 90
+
+
 @pytest.mark.parametrize("parts", [1, 3])
 def test_rays_that_suddenly_get_longer_become_fewer(target: Target, parts: int):
     """A count never exceeds its capacity, so only the rays that found room tell that there were too many."""

@@ -140,6 +140,12 @@ def test_alpha_threshold_is_capped_by_the_grid_mean():
     grid.update(0, lambda p: torch.full((p.shape[0],), 0.1))
     kept = ray_marching(rays, grid, sigma_fn=lambda a, b, i: torch.full_like(a, 0.11), alpha_thre=0.5)
     assert kept.capacity > 0
+    old = full_grid()
+    old.update(0, lambda p: torch.full((p.shape[0],), 1000.0))
+    thin = {"sigma_fn": lambda a, b, i: torch.full_like(a, 0.11), "alpha_thre": 0.4}
+    assert ray_marching(rays, old, **thin).capacity == 0
+    both = ray_marching(rays, [old, grid], scene_indices=torch.arange(64) % 2, **thin)
+    assert both.capacity == kept.capacity  # the younger of two decides
 
 
 def test_gradients_reach_the_field():

@@ -78,6 +78,18 @@ def test_what_is_dense_near_and_far_is_learned(kind):
     assert int(samples.n_samples) < 0.7 * int(everything.n_samples)
 
 
+@pytest.mark.parametrize("kind", ["sphere", "cube"])
+def test_thickness_is_that_of_steps_that_grow_from_the_middle_of_the_box(kind):
+    def thinner(positions: torch.Tensor) -> torch.Tensor:
+        return (positions - torch.tensor([0.2, 0.0, -0.1])).norm(dim=-1).clamp(min=1.0).pow(-2.0)
+
+    grid = contracted(kind)
+    grid.update(0, thinner, all_cells=True)
+    thickness = grid.cells.thickness[grid.cells.thickness >= 0.0]  # but for cells that are given up
+    assert thickness.numel() > 1000
+    torch.testing.assert_close(thickness, torch.full_like(thickness, grid.cells.step_size))
+
+
 def test_a_capacity_keeps_whole_rays():
     grid, rays = contracted(), some_rays(8)
     samples = grid.sample(rays, capacity=200, n_active=torch.tensor(6, dtype=torch.int32))

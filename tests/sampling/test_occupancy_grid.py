@@ -8,10 +8,11 @@ from torch import Tensor
 
 from nerfturbo.config import GridConfig
 from nerfturbo.errors import InputError
-from nerfturbo.ops.march import unpack_bits
+from nerfturbo.ops.march import StepRule, unpack_bits
 from nerfturbo.ops.march.reference import is_occupied
+from nerfturbo.sampling import GridSampler, MarchSettings, Pruning
 from nerfturbo.sampling.grid import Frusta, OccupancyGrid
-from nerfturbo.types import Aabb
+from nerfturbo.types import Aabb, Rays
 
 BOX = Aabb((-1.0, -2.0, -1.0), (1.0, 2.0, 1.5))
 
@@ -121,6 +122,16 @@ def test_step_may_be_a_tensor():
     for grid, step in ((first, 160), (second, torch.tensor(160))):
         grid.update(step, ball, all_cells=False)
     assert torch.equal(first.thickness, second.thickness)
+
+
+def test_a_refined_sampler_takes_shorter_steps_through_the_same_grid():
+    settings, pruning = MarchSettings(near_plane=0.5, cone_angle=0.004, alpha_thre=0.06), Pruning(1e-3, 1e-2)
+    sampler = GridSampler(make_grid(), settings, pruning=pruning)
+    finer = sampler.refined(2)
+    assert sampler.refined(1) is sampler and finer.grid is sampler.grid and finer.pruning is pruning
+    assert finer.rule == StepRule(0.005, 0.5, cone_angle=0.002) and finer.settings.alpha_thre == 0.03
+    rays = Rays(torch.tensor([[0.0, 0.0, -2.0]]), torch.tensor([[0.0, 0.0, 1.0]]))
+    assert abs(finer.sample(rays).capacity - 2 * sampler.sample(rays).capacity) <= 2
 
 
 @pytest.mark.parametrize(("name", "value"), [("resolution", 6), ("resolution", 0), ("levels", 0), ("levels", 17)])

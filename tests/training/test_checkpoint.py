@@ -76,6 +76,17 @@ def test_a_failed_save_leaves_the_previous_checkpoint_and_no_rubbish(
     load_tensors(list_checkpoints(tmp_path)[0], model())
 
 
+def test_both_files_and_their_folder_are_on_disk_before_they_are_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed, fsync, replace = [], module._fsync, os.replace
+    monkeypatch.setattr(module, "_fsync", lambda path: (fsync(path), flushed.append(path.name)))
+    monkeypatch.setattr(module.os, "replace", lambda a, b: (replace(a, b), flushed.append(Path(b).name)))
+    final = save_checkpoint(tmp_path, state(1), model(), None)
+    *before, folder = flushed[: flushed.index(final.name)]
+    assert set(before) == {"tensors.safetensors", "state.json"} and folder.startswith(f".{final.name}")
+
+
 def test_a_half_written_checkpoint_is_not_seen(tmp_path: Path) -> None:
     good = save_checkpoint(tmp_path / "checkpoints", state(1), model(), None)
     killed = tmp_path / "checkpoints" / ".step_00000002.123.tmp"
