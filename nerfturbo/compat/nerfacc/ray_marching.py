@@ -23,6 +23,10 @@ class ContractionType(Enum):
     UN_BOUNDED_TANH = 1
     UN_BOUNDED_SPHERE = 2
 
+    def to_cpp_version(self) -> "ContractionType":
+        """What nerfacc's compiled functions take; here the same."""
+        return self
+
 
 @torch.no_grad()
 def contract(x: Tensor, roi: Tensor, type: ContractionType = ContractionType.AABB) -> Tensor:
