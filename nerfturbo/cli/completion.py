@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ..errors import InputError, refuse
+from ..errors import refuse
 
 # {cases} says by what stands before the cursor, in `line`, which words may come, in `found`.
 BASH = """_nerfturbo() {{
@@ -29,10 +29,11 @@ FISH = """function __nerfturbo_words
 end
 complete -c nerfturbo -a "(__nerfturbo_words)"
 """
-LOAD = "put `fpath+=~/.zfunc; autoload -Uz compinit; compinit` into ~/.zshrc"
+CASE = '  case "$line" in', '    "{0}"{1}) found="{2}" ;;', "  esac"
+SWITCH = '  switch "$line[2..-1]"', "    case '{0}{1}'\n      string split ' ' -- '{2}'", "  end"
 SHELLS = {  # script; a variable that names a folder, or one in the home folder; file below it; what is left to do
     "bash": (BASH, "XDG_DATA_HOME", ".local/share", "bash-completion/completions/nerfturbo", "open a new shell"),
-    "zsh": (ZSH, "", "", ".zfunc/_nerfturbo", LOAD),
+    "zsh": (ZSH, "", "", ".zfunc/_nerfturbo", "add `fpath+=~/.zfunc; autoload -Uz compinit; compinit` to ~/.zshrc"),
     "fish": (FISH, "XDG_CONFIG_HOME", ".config", "fish/completions/nerfturbo.fish", "active in new shells"),
 }
 
@@ -40,9 +41,8 @@ SHELLS = {  # script; a variable that names a folder, or one in the home folder;
 def install(arguments: list[str], verbs: Iterable[str], run: Callable[[str, list[str]], int]) -> int:
     """Write the script of the named shell, or of the one that runs; `run(verb, ["--help"])` prints a verb's help."""
     shell = arguments[0] if arguments else Path(os.environ.get("SHELL", "")).name
-    if shell not in SHELLS:
-        raise InputError("--install-completion", " or ".join(SHELLS), repr(shell), "name the shell after the flag")
-    refuse(len(arguments) > 1, "--install-completion", "one shell", " ".join(arguments))
+    bad, got = shell not in SHELLS or len(arguments) > 1, repr(" ".join(arguments) or shell)
+    refuse(bad, "--install-completion", f"one of {', '.join(SHELLS)}", got, "name the shell after the flag")
     script, variable, folder, file, left = SHELLS[shell]
     os.environ["COLUMNS"] = "1000"  # a narrow help breaks long flags
     words = {verb: _flags(verb, run) for verb in verbs}
@@ -50,15 +50,11 @@ def install(arguments: list[str], verbs: Iterable[str], run: Callable[[str, list
         first, _, second = verb.partition(" ")
         words[""] = {*words.get("", set()), first, "--help", "--version"}
         words |= {first: {*words.get(first, set()), second, "--help"}} if second else {}
-    rows = [(f"{verb}{'*' if verb else ''}", " ".join(sorted(words[verb]))) for verb in sorted(words, reverse=True)]
-    if shell == "fish":
-        cases = [f"    case '{before}'\n      string split ' ' -- '{after}'" for before, after in rows]
-        body = "\n".join(['  switch "$line[2..-1]"', *cases, "  end"])
-    else:
-        body = "\n".join(['  case "$line" in', *(f'    "{a[:-1]}"{a[-1:]}) found="{b}" ;;' for a, b in rows), "  esac"])
+    head, each, end = SWITCH if shell == "fish" else CASE
+    rows = [each.format(verb, "*" if verb else "", " ".join(sorted(words[verb]))) for verb in sorted(words)[::-1]]
     path = Path(os.environ.get(variable) or Path.home() / folder) / file
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(script.format(cases=body), encoding="utf-8")
+    path.write_text(script.format(cases="\n".join([head, *rows, end])), encoding="utf-8")
     print(f"wrote {path}; {left}")
     return 0
 

@@ -69,7 +69,7 @@ def test_the_shell_that_runs_is_taken_and_its_folder_may_be_elsewhere(home: Path
     assert (home / "settings/fish/completions/nerfturbo.fish").is_file()
 
 
-@pytest.mark.parametrize(("arguments", "word"), [(["tcsh"], "bash or zsh or fish"), (["bash", "zsh"], "one shell")])
+@pytest.mark.parametrize(("arguments", "word"), [(["tcsh"], "one of bash, zsh, fish"), (["bash", "zsh"], "'bash zsh'")])
 def test_another_shell_is_an_error_that_names_those_there_are(home: Path, capsys, arguments, word: str) -> None:
     assert main(["--install-completion", *arguments]) == 2
     assert word in capsys.readouterr().err

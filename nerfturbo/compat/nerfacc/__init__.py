@@ -29,18 +29,12 @@ volume_rendering = volrend.rendering  # as talks and tutorials call it
 
 def _cuda_getattr(name: str) -> Any:
     """nerfacc's compiled entry points, which can be imported. There are none here: `nerfturbo.ops` chooses kernels."""
-    if name[:2] == "__":
-        raise AttributeError(name)
-    return partial(_missing, f"nerfacc.cuda.{name} is a compiled function", f"call the public one, nerfacc.{name}")
+    message = f"nerfacc.cuda.{name} is a compiled function; call the public one, nerfacc.{name}"
+    return _missing(name) if name[:2] == "__" else partial(_missing, message)
 
 
-def _proposal_getattr(name: str) -> Any:
-    """nerfacc.proposal stood between two releases; 0.5 has the estimator in place of it."""
-    raise AttributeError(f"nerfacc.proposal.{name} was in no release: use nerfacc.PropNetEstimator")
-
-
-def _missing(what: str, instead: str, *args: Any, **kwargs: Any) -> NoReturn:
-    raise AttributeError(f"{what}; {instead}")
+def _missing(message: str, *args: Any, **kwargs: Any) -> NoReturn:
+    raise AttributeError(message)
 
 
 def _add_module(name: str, source: Any, *members: str) -> Any:
@@ -63,12 +57,10 @@ _add_module("estimators.n3tree", estimators, "N3TreeEstimator")
 _add_module("estimators.vdb", estimators, "VDBEstimator", "traverse_vdbs").fVDB_ENABLED = False
 _add_module("intersection", grid, "ray_aabb_intersect")
 _add_module("losses", volrend, "distortion")
-_pack = _add_module("pack", _rays, *_rays.__all__)
-_names = "_lossfun_outer", "_transform_stot", "get_proposal_requires_grad_fn"
-_add_module("proposal", estimators.prop_net, *_names).__getattr__ = _proposal_getattr
+_add_module("pack", _rays, *_rays.__all__).unpack_to_ray_indices = unpack_to_ray_indices
+_proposal = _add_module("proposal", estimators.prop_net, "_lossfun_outer", "get_proposal_requires_grad_fn")
+_proposal.__getattr__ = partial(_missing, "nerfacc.proposal was in no release: use nerfacc.PropNetEstimator")
 _add_module("version", sys.modules[__name__], "__version__")
 _add_module("vol_rendering", volrend, *volrend.__all__)
 for _name in ("Grid", "OccupancyGrid", "query_grid"):  # where 0.3 had them
     setattr(grid, _name, getattr(_marching, _name))
-for _module in (_pack, _marching):  # and where 0.2 had it
-    setattr(_module, "unpack_to_ray_indices", unpack_to_ray_indices)  # noqa: B010
