@@ -581,6 +581,25 @@ def five_lines() -> str:
     return table(["machine", "plain, 40 lines", "five lines changed", "times faster"], rows)
 
 
+def own_tests() -> str:
+    rows = values("cpu/public_code")["tests"]
+    return table(
+        ["nerfacc", "passed", "not meant to work", "why"],
+        [[row["version"], str(row["passed"]), str(row["not_meant"]), row["why"] or "-"] for row in rows],
+    )
+
+
+def public_code() -> str:
+    rows = []
+    for row in values("cpu/public_code")["repositories"]:
+        where = f"[{row['repository']}](https://github.com/{row['repository']}) `{row['commit']}`"
+        first, last = row["loss"]
+        rows.append([where, row["for"], row["ran"], row["changed"], row["stubbed"], f"{first:g} to {last:g}"])
+        rows[-1].append(f"{row['steps_per_second']:.2f}")
+    headers = ["repository", "written for", "what ran", "changed", "stubbed", "loss", "steps/s"]
+    return table(headers, rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "readme": readme,
     "gpu": gpu_figures,
@@ -637,6 +656,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "web": web,
     "phases": phases,
     "five-lines": five_lines,
+    "own-tests": own_tests,
+    "public-code": public_code,
 }
 
 

@@ -30,6 +30,13 @@ if missing:
     sys.exit("the wheel lacks these files (see [tool.setuptools.package-data]):\n  " + "\n  ".join(missing))
 PYTHON
 
+# Whoever packages nerfturbo starts from the source distribution: all of the checkout but what serves git and its hosts.
+if missing=$(git ls-files -- ':!:.*' 2>/dev/null | sort) && [ -n "$missing" ]; then
+  tar tzf "$work"/dist/nerfturbo-*.tar.gz | sed 's#^[^/]*/##' | sort >"$work/sdist.txt"
+  missing=$(comm -23 <(echo "$missing") "$work/sdist.txt")
+  [ -z "$missing" ] || { echo "the source distribution lacks these files (see MANIFEST.in):"; echo "$missing"; exit 1; }
+fi
+
 say "installing $(basename "$wheel") into a clean environment"
 "$python" -m venv "$work/venv"
 "$work/venv/bin/python" -m pip install -qq --no-compile --disable-pip-version-check "$@" "$wheel"

@@ -68,6 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a file's name may be no text at all
     verb, rest = _split(arguments)
+    if rest[:1] == ["--install-completion"]:
+        from .completion import install
+
+        return run_command(lambda: install(rest[1:], VERBS, _run))
     if verb is None:
         return _overview(arguments)
     return run_command(lambda: _run(verb, rest))
@@ -174,6 +178,7 @@ def _overview(arguments: list[str]) -> int:
     lines = [f"usage: nerfturbo {word if group else 'COMMAND'} ...", ""]
     lines += [f"  {verb:<14}  {help_text}" for verb, (_, _, help_text) in (group or VERBS).items()]
     lines += ["", "Every command explains itself: nerfturbo COMMAND --help. NERFTURBO_DEBUG=1 shows tracebacks."]
+    lines += ["nerfturbo --install-completion [bash | zsh | fish] completes commands and flags by the tab key."]
     wrong = " ".join(arguments[:2]) if group else word
     names = group if group else {*VERBS, *(verb.split()[0] for verb in VERBS)}
     hint = "" if wrong == word and group else did_you_mean(wrong, names)

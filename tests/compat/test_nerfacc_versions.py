@@ -126,6 +126,28 @@ def test_accumulation_takes_both_orders_and_both_shapes(shape: tuple[int, ...]):
     assert torch.autograd.gradcheck(lambda w, v: accumulate(w, RAYS, v, N_RAYS), (weights, values))
 
 
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
+def test_what_is_rendered_may_be_written_to(shape: tuple[int, ...]):
+    """As public code does, which clamps opacities in place before it goes on; with indices that know their rays."""
+    grid = nerfacc.OccGridEstimator([-1.0, -1, -1, 1, 1, 1], resolution=8)
+    grid.binaries.fill_(True)
+    origins, directions = torch.tensor([[0.0, 0, -3]]).expand(3, 3), torch.tensor([[0.0, 0, 1]]).expand(3, 3)
+    rays, t_starts, t_ends = grid.sampling(origins, directions, render_step_size=0.25)
+    t_starts, t_ends = t_starts.view(shape), t_ends.view(shape)
+    density = torch.rand(t_starts.shape, requires_grad=True)
+
+    def field(*_):
+        return density.reshape(-1, 1) * torch.tensor([0.2, 0.5, 0.9]), density * 2.0
+
+    weights = nerfacc.render_weight_from_density(t_starts, t_ends, density * 2.0, ray_indices=rays, n_rays=3)
+    weights = weights if isinstance(weights, torch.Tensor) else weights[0]
+    rendered = nerfacc.rendering(t_starts, t_ends, rays, n_rays=3, rgb_sigma_fn=field)
+    for result in (*rendered[:3], nerfacc.accumulate_along_rays(weights, ray_indices=rays, n_rays=3)):
+        (expected,) = torch.autograd.grad(result.clone().clamp(0.1, 0.8).sum(), density, retain_graph=True)
+        (found,) = torch.autograd.grad(result.clamp_(0.1, 0.8).sum(), density, retain_graph=True)
+        torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("kind", ["rgb_sigma_fn", "rgb_alpha_fn"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rendering_of_columns_has_three_results_and_an_undivided_depth(kind: str, dtype: torch.dtype):

@@ -120,7 +120,7 @@ MODULES = {
     "intersection": ["ray_aabb_intersect"],
     "vol_rendering": ["accumulate_along_rays", "render_visibility", "render_weight_from_density", "rendering"],
     "cameras": ["opencv_lens_undistortion"],
-    "cuda": ["is_cub_available"],
+    "cuda": ["is_cub_available", "ContractionTypeGetter", "ray_marching"],
     "data_specs": ["RayIntervals", "RaySamples"],
     "estimators.base": ["AbstractEstimator"],
     "estimators.n3tree": ["N3TreeEstimator"],
@@ -138,8 +138,9 @@ MODULES = {
         "_ray_aabb_intersect",
     ],
     "losses": ["distortion"],
-    "pack": ["pack_data", "pack_info", "unpack_data", "unpack_info"],
+    "pack": ["pack_data", "pack_info", "unpack_data", "unpack_info", "unpack_to_ray_indices"],
     "pdf": ["importance_sampling", "searchsorted", "_sample_from_weighted"],
+    "proposal": ["get_proposal_requires_grad_fn"],
     "scan": ["inclusive_sum", "exclusive_sum", "inclusive_prod", "exclusive_prod"],
     "version": ["__version__"],
     "volrend": ["rendering", "accumulate_along_rays_"],
@@ -166,3 +167,16 @@ def test_nerfaccs_modules_are_importable_without_install() -> None:
     paths = [f"nerfturbo.compat.nerfacc.{name}" for name in MODULES] + ["nerfturbo.compat.tinycudann.modules"]
     run = subprocess.run([sys.executable, "-c", IMPORTS, *paths], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+def test_names_that_cannot_be_had_say_what_to_use() -> None:
+    from nerfturbo.compat.nerfacc import cuda, proposal
+    from nerfturbo.compat.nerfacc.ray_marching import unpack_to_ray_indices
+
+    with pytest.raises(AttributeError, match=r"call the public one, nerfacc\.ray_marching"):
+        cuda.ray_marching()
+    with pytest.raises(AttributeError, match="PropNetEstimator"):
+        _ = proposal.rendering
+    assert unpack_to_ray_indices is nerfacc.unpack_info  # where 0.2 had it
+    for kind in nerfacc.ContractionType:
+        assert kind.to_cpp_version() == cuda.ContractionTypeGetter(kind.value)

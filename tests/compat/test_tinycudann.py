@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import pickle
 import subprocess
@@ -116,7 +117,7 @@ def original_row(spec: GridSpec, level: int, node: tuple[int, ...]) -> int:
         index, stride = index + node[axis] * stride, stride * nodes
     if spec.kind == "hash" and size < stride:
         index = 0
-        for value, prime in zip(node, (1, 2654435761, 805459861), strict=False):
+        for value, prime in zip(node, (1, 2654435761, 805459861, 3674653429), strict=False):
             index ^= value * prime % 2**32
     return index % size
 
@@ -151,6 +152,59 @@ def test_a_checkpoint_of_tiny_cuda_nn_loads_into_the_same_function(kind: str):
             expected.append(value)
             offset += spec.rows(level)
         torch.testing.assert_close(encoded[row], torch.cat(expected), atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("blend", ["Linear", "Smoothstep", "Nearest"])
+@pytest.mark.parametrize(
+    ("kind", "dims"), [("tiled", 2), ("tiled", 3), ("hash", 1), ("hash", 4), ("dense", 2), ("hash", 3)]
+)
+def test_grids_are_the_formula_over_a_saved_table(kind: str, dims: int, blend: str):
+    """In every dimension and blending, from the flat vector that tiny-cuda-nn saves."""
+    spec = GridSpec(kind, dims, 2, 2, 6, 4, 1.7, blend.lower())
+    module = tcnn.Encoding(dims, {
+        "otype": f"{kind}Grid", "n_levels": 2, "log2_hashmap_size": 6, "base_resolution": 4, "per_level_scale": 1.7,
+        "interpolation": blend, "hash": "CoherentPrime",
+    })  # fmt: skip
+    saved = torch.randn(spec.original_rows * 2, generator=torch.Generator().manual_seed(3))
+    module.load_state_dict({"params": saved})
+    x = torch.rand(6, dims, generator=torch.Generator().manual_seed(4))
+    table, found = saved.view(-1, 2), module(x)
+    for row, point in enumerate(x.tolist()):
+        expected, offset = [], 0
+        for level in range(2):
+            places = [value * spec.scale(level) + 0.5 for value in point]
+            shares = [place % 1.0 for place in places]
+            if blend == "Smoothstep":
+                shares = [share * share * (3.0 - 2.0 * share) for share in shares]
+            shares = [0.0] * dims if blend == "Nearest" else shares
+            value = torch.zeros(2)
+            for bits in itertools.product((0, 1), repeat=dims):
+                node = tuple(math.floor(place) + bit for place, bit in zip(places, bits, strict=True))
+                weight = math.prod(share if bit else 1.0 - share for share, bit in zip(shares, bits, strict=True))
+                value = value + weight * table[offset + original_row(spec, level, node)]
+            expected.append(value)
+            offset += spec.rows(level)
+        torch.testing.assert_close(found[row], torch.cat(expected), atol=2e-4, rtol=1e-3)
+
+
+def test_blobs_are_integrals_of_a_quartic_bump():
+    """15/16 (1 - u^2)^2 of one bin's radius around x, wrapped around, summed over each bin."""
+    bins, x = 4, torch.tensor([0.03, 0.37, 0.5, 0.99])
+    places = (torch.arange(-20000, 40000, dtype=torch.float64) + 0.5) / 20000
+    u = (places - x[:, None]) * bins
+    bump = torch.where(u.abs() < 1.0, 15.0 / 16.0 * (1.0 - u.square()).square() * bins, 0.0) / 20000
+    inside = torch.stack([bump[:, (places % 1.0 * bins).long() == index].sum(-1) for index in range(bins)], -1)
+    found = tcnn.Encoding(1, {"otype": "OneBlob", "n_bins": bins})(x[:, None])
+    torch.testing.assert_close(found.double(), inside, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["OneBlobFrequency", "nrc"])
+def test_neural_radiance_caching_is_waves_blobs_and_the_rest(name: str):
+    x = torch.rand(5, 10)
+    found = tcnn.Encoding(10, {"otype": name, "n_frequencies": 3})(x)
+    parts = [({"otype": "TriangleWave", "n_frequencies": 3}, 0, 3), ({"otype": "OneBlob", "n_bins": 4}, 3, 8)]
+    expected = [tcnn.Encoding(end - begin, config)(x[:, begin:end]) for config, begin, end in parts]
+    torch.testing.assert_close(found, torch.cat([*expected, x[:, 8:]], -1))
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(5, 3), (16, 16)])
@@ -271,6 +325,7 @@ def test_modules_train_save_copy_and_say_what_they_are():
         (lambda: tcnn.Encoding(3, {"otype": "Magic"}), "encoding_config.otype"),
         (lambda: tcnn.Encoding(3, {**HASH, "n_features_per_level": 3}), "features per level"),
         (lambda: tcnn.Encoding(3, {**HASH, "interpolation": "Cubic"}), "interpolation"),
+        (lambda: tcnn.Encoding(3, {**HASH, "hash": "Rng"}), "encoding_config.hash"),
         (lambda: tcnn.Encoding(2, {"otype": "SphericalHarmonics"}), "three inputs"),
         (lambda: tcnn.Encoding(2, {"otype": "Composite"}), "nested"),
         (lambda: tcnn.Encoding(3, {"otype": "DenseGrid", "n_levels": 12}), "coarser"),

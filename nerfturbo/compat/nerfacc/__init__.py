@@ -7,7 +7,7 @@ import sys
 from functools import partial
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
-from typing import Any
+from typing import Any, NoReturn
 
 from .. import install as _install
 from . import _rays, estimators, grid, pdf, volrend
@@ -28,9 +28,13 @@ volume_rendering = volrend.rendering  # as talks and tutorials call it
 
 
 def _cuda_getattr(name: str) -> Any:
-    """nerfacc's compiled entry points. There are none here: kernels are chosen by `nerfturbo.ops`."""
-    hint = f"call the public one of that name, nerfacc.{name}"
-    raise AttributeError(name if name[:2] == "__" else f"nerfacc.cuda.{name} is a compiled function; {hint}")
+    """nerfacc's compiled entry points, which can be imported. There are none here: `nerfturbo.ops` chooses kernels."""
+    message = f"nerfacc.cuda.{name} is a compiled function; call the public one, nerfacc.{name}"
+    return _missing(name) if name[:2] == "__" else partial(_missing, message)
+
+
+def _missing(message: str, *args: Any, **kwargs: Any) -> NoReturn:
+    raise AttributeError(message)
 
 
 def _add_module(name: str, source: Any, *members: str) -> Any:
@@ -47,12 +51,15 @@ _add_module("cdf", pdf, "ray_resampling")
 _add_module("contraction", _marching, "ContractionType", "contract", "contract_inv")
 _cuda = _add_module("cuda", None)
 _cuda.is_cub_available, _cuda.__getattr__ = lambda: True, _cuda_getattr
+_cuda.ContractionType = _cuda.ContractionTypeGetter = _marching.ContractionType
 _add_module("data_specs", _rays, "RayIntervals", "RaySamples")
 _add_module("estimators.n3tree", estimators, "N3TreeEstimator")
 _add_module("estimators.vdb", estimators, "VDBEstimator", "traverse_vdbs").fVDB_ENABLED = False
 _add_module("intersection", grid, "ray_aabb_intersect")
 _add_module("losses", volrend, "distortion")
-_add_module("pack", _rays, *_rays.__all__)
+_add_module("pack", _rays, *_rays.__all__).unpack_to_ray_indices = unpack_to_ray_indices
+_proposal = _add_module("proposal", estimators.prop_net, "_lossfun_outer", "get_proposal_requires_grad_fn")
+_proposal.__getattr__ = partial(_missing, "nerfacc.proposal was in no release: use nerfacc.PropNetEstimator")
 _add_module("version", sys.modules[__name__], "__version__")
 _add_module("vol_rendering", volrend, *volrend.__all__)
 for _name in ("Grid", "OccupancyGrid", "query_grid"):  # where 0.3 had them

@@ -7,13 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from ...ops.positions import fold, unfold
-from ._rays import ray_indices_of
+from ._rays import ray_indices_of, unpack_info
 from .estimators.occ_grid import LearningGrid, Numbers, SampleFn, prune
 from .grid import FAR, Grids, Planes, cell_values, lattice_samples, ray_aabb_intersect, traverse
 
 __all__ = ["ContractionType", "Grid", "OccupancyGrid", "contract", "contract_inv", "query_grid", "ray_marching"]
 
 MOST_STEPS = 1 << 16  # per ray, through contracted space
+unpack_to_ray_indices = unpack_info  # where 0.2 had it
 
 
 class ContractionType(Enum):
@@ -22,6 +23,10 @@ class ContractionType(Enum):
     AABB = 0
     UN_BOUNDED_TANH = 1
     UN_BOUNDED_SPHERE = 2
+
+    def to_cpp_version(self) -> "ContractionType":
+        """What nerfacc's compiled functions take; here the same."""
+        return self
 
 
 @torch.no_grad()

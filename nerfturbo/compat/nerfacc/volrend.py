@@ -164,7 +164,7 @@ def rendering(
         depths = moments / opacities.clamp_min(torch.finfo(opacities.dtype).eps)
         colors = colors if render_bkgd is None else colors + render_bkgd * (1.0 - opacities)
         results = colors, opacities, depths, extras
-    return (results[0], results[1], results[2] * results[1]) if columns else results
+    return (results[0], results[1].clone(), results[2] * results[1]) if columns else results
 
 
 def _evaluate(field: ColorFn, t_starts: Tensor, t_ends: Tensor, ray_indices: Some, background: Some) -> Pair:
@@ -187,7 +187,7 @@ def _composite_density(
     fits = isinstance(background, Tensor) and background.shape in ((channels,), (samples.n_rays, channels))
     behind = background if fits and background.dtype in NARROW else None  # type: ignore  # nerfacc's broadcast
     out = composite_pixels(sigmas.reshape(-1), rgbs.reshape(samples.capacity, channels), samples, behind)
-    colors, opacities = out.rgb, out.opacity[:, None]
+    colors, opacities = out.rgb, out.opacity[:, None].clone()  # callers clamp it in place
     if background is not None and behind is None:
         colors = colors + background * (1.0 - opacities)
     extras = Extras(

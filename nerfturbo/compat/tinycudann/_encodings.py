@@ -206,6 +206,7 @@ def grid_spec(config: Config, dims: int, kind: str) -> GridSpec:
     config.refuse(bad, "", "1, 2, 4 or 8 features per level on at most 32 levels", got)
     stochastic = "stochastic_interpolation"
     config.refuse(config.values.get(stochastic), stochastic, "false", "true", "blending here is exact")
+    config.choice("hash", "CoherentPrime", ("coherentprime",))  # others put features elsewhere
     kind = config.choice("type", kind, ("hash", "dense", "tiled", "tile"))
     log2_size, base = config.integer("log2_hashmap_size", 19), config.integer("base_resolution", 16)
     growth = float(config.values.get("per_level_scale", 2.0))
@@ -296,6 +297,10 @@ def encoding_part(config: Config, n_inputs: int) -> EncodingPart:
     grids = {"grid": "hash", "hashgrid": "hash", "densegrid": "dense", "tiledgrid": "tiled"}
     if kind in grids:
         return Grid(grid_spec(config, n_inputs, grids[kind]))
+    if kind in ("oneblobfrequency", "nrc"):
+        waves = {"otype": "TriangleWave", "n_frequencies": config.integer("n_frequencies", 12), "n_dims_to_encode": 3}
+        blobs = {"otype": "OneBlob", "n_bins": config.integer("n_bins", 4), "n_dims_to_encode": 5}
+        config, kind = Config({"nested": [waves, blobs, {"otype": "Identity"}]}, config.where), "composite"
     if kind == "composite":
         return Composite(config, n_inputs)
     if kind == "identity":
@@ -314,7 +319,8 @@ def encoding_part(config: Config, n_inputs: int) -> EncodingPart:
         config.refuse(n_inputs != 3 or degree > 8, "", "three inputs and a degree of at most 8", got)
         basis = spherical_harmonics if degree <= 4 else harmonics_by_recurrence
         return Fixed(3, degree * degree, lambda x: basis((x * 2.0 - 1.0).contiguous(), degree))
-    known = "HashGrid, DenseGrid, TiledGrid, Composite, Identity, Frequency, TriangleWave, OneBlob, SphericalHarmonics"
+    known = "HashGrid, DenseGrid, TiledGrid, Composite, Identity, Frequency, TriangleWave, OneBlob, OneBlobFrequency, "
+    known += "SphericalHarmonics"
     raise InputError(f"{config.where}.otype", f"one of {known}", repr(config.values.get("otype")))
 
 

@@ -114,9 +114,9 @@ def packed_sum(values: Tensor, offsets: Tensor) -> Tensor:
 
     def run(values: Tensor) -> Tensor:
         rows = as_float32("values", values if values.dim() == 2 else values[:, None])
-        out = torch.empty(n_rays, rows.shape[1])
-        launch(_sum, n_rays, CHUNK, offsets, rows, out)
-        return out.view(n_rays, *shape[1:])
+        out = torch.empty(n_rays, *shape[1:])  # no view: callers may write to it, which autograd forbids for views
+        launch(_sum, n_rays, CHUNK, offsets, rows, out.view(n_rays, rows.shape[1]))
+        return out
 
     def back(grad: Tensor) -> Tensor:
         out = torch.empty(shape[0], shape[1] if len(shape) == 2 else 1)
