@@ -12,7 +12,7 @@ from nerfturbo.ops import OccupancyBits, StepRule, march, use_backend
 from nerfturbo.ops.march import pack_bits, unpack_bits
 from nerfturbo.types import Aabb
 
-from ..ops.cases import assert_same_samples, generator, grid_to, make_grid, make_rays
+from ..ops.cases import assert_same_samples, generator, grid_to, make_grid, make_rays, samples_to
 
 kernels = pytest.importorskip("nerfturbo.ops.march.triton", reason="triton is not installed")
 ON_GPU = torch.cuda.is_available()
@@ -51,15 +51,18 @@ def test_skipping_changes_nothing(
 
 
 def test_what_counting_found_is_what_writing_would_find(kernel_device: torch.device, small_segments: None, monkeypatch):
-    """Rays with more steps than there is room for: what lies beyond is looked at again."""
+    """Rays with more steps than there is room for: what lies beyond is looked at again. With room it is read."""
     origins, directions = torch.tensor([[-3.0, 0.1, 0.2], [0.3, 0.4, 9.0]]), torch.tensor([[1.0, 0, 0], [0, 0, -1.0]])
     grid, rule = make_grid(32, fraction=0.3), StepRule(step_size=0.0015, near=0.1)
     assert kernels._room(2, grid, rule) % 32 == 0 < kernels._room(2, grid, rule)
     results = []
-    for room in (32, 0):
+    for room in (32, 64):
         monkeypatch.setattr(kernels, "_room", lambda *_, room=room: room)
         results.append(_march(kernel_device, origins, directions, grid, rule))
     assert_same_samples(*results, rule, exact=True)
+    with use_backend("reference"):
+        wanted = march(origins, directions, grid, rule)
+    assert_same_samples(samples_to(results[0], "cpu"), wanted, rule, exact=False)
     starts, first = results[0].t_starts, results[0].offsets[:-1].long()
     steps = (starts - starts[first][results[0].ray_indices.long()]) / rule.step_size
     assert (steps > 1024).any() and (steps < 1000).any()
