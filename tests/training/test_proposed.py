@@ -173,7 +173,7 @@ def test_auto_takes_proposals_for_scenes_without_an_end():
     auto, scene = preset("ngp"), open_scene()
     given = replace(auto, train=replace(auto.train, steps=77), optim=replace(auto.optim, lr=1e-3))
     config, notes = fitted_config(given, scene, auto=auto)
-    assert config.preset == UNBOUNDED_PRESETS["ngp"] == "proposal" and "no end" in notes[0]
+    assert config.preset == UNBOUNDED_PRESETS["ngp"] == "proposal" and "is unbounded" in notes[0]
     assert (config.train.steps, config.optim.lr) == (77, 1e-3)  # chosen by hand
     assert config.train.batch_samples == preset("proposal").train.batch_samples
     assert config.grid.contraction == "cube" and config.grid.levels == scene.grid_levels
