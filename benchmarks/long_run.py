@@ -3,7 +3,8 @@
     python benchmarks/long_run.py SCENE --presets ngp proposal vanilla --trainers 50 --output long_run.json
 
 Writes, ten times a run, the mean squared error, the loss scale, the number of skipped steps and the memory in use; then
-the memory after each of several trainers that are made, trained for a few steps and dropped in one process.
+the memory after each of several trainers that are made, trained for a few steps and dropped in one process. What was
+measured before a run is cut short is kept.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 import argparse
 import gc
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +37,11 @@ def bytes_in_use() -> dict[str, int]:
     return {"gpu_bytes": gpu, "process_bytes": pages * 4096}
 
 
-def long_run(scene: Scene, name: str, steps: int, device: str) -> dict[str, Any]:
+def long_run(scene: Scene, name: str, steps: int, device: str, keep: Callable[[dict[str, Any]], None]) -> None:
     config = preset(name, device)
     trainer = Trainer(replace(config, train=replace(config.train, steps=steps)), scene, device=device)
     rows: list[dict[str, float | int]] = []
+    run = {"preset": name, "precision": config.train.precision, "steps": 0, "all_weights_finite": True, "rows": rows}
 
     def look(trainer: Trainer, record: StepRecord) -> None:
         if not math.isfinite(record.loss):
@@ -47,29 +51,23 @@ def long_run(scene: Scene, name: str, steps: int, device: str) -> dict[str, Any]
             row |= {"mse": record.mse, "loss_scale": float(trainer.optimizer.scale)}
             rows.append(row | {"skipped": int(trainer.optimizer.skipped)} | bytes_in_use())
             print(name, rows[-1], flush=True)
+            if not all(bool(torch.isfinite(buffer.values).all()) for buffer in trainer.optimizer.buffers):
+                raise SystemExit(f"{name}, step {trainer.step}: a weight is not finite")
+            keep(run | {"steps": trainer.step})
 
     trainer.callbacks.append(look)
     trainer.fit()
-    finite = all(bool(torch.isfinite(buffer.values).all()) for buffer in trainer.optimizer.buffers)
-    if not finite:
-        raise SystemExit(f"{name}: a weight is not finite")
-    return {"preset": name, "precision": config.train.precision, "steps": trainer.step} | {
-        "all_weights_finite": finite,
-        "rows": rows,
-    }
 
 
-def many_trainers(scene: Scene, count: int, device: str) -> list[dict[str, int]]:
-    rows = []
-    for _ in range(count):
+def many_trainers(scene: Scene, count: int, device: str, keep: Callable[[dict[str, int]], None]) -> None:
+    for number in range(count):
         config = preset("ngp", device)
         Trainer(replace(config, train=replace(config.train, steps=64)), scene, device=device).fit()
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        rows.append(bytes_in_use())
-        print("trainer", len(rows), rows[-1], flush=True)
-    return rows
+        keep(row := bytes_in_use())
+        print("trainer", number + 1, row, flush=True)
 
 
 def main() -> None:
@@ -85,15 +83,15 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     values: dict[str, Any] = {"runs": [], "trainers": []}
 
-    def write() -> None:
+    def keep(name: str, row: dict[str, Any]) -> None:
+        same = [old for old in values[name] if name == "runs" and old["preset"] == row["preset"]]
+        values[name] = [old for old in values[name] if old not in same] + [row]
         what = f"{scene.name}: long runs without a non-finite value, and trainers made and dropped"
         write_json(args.output, Record(what, PROTOCOL, 0, values, machine=machine(device)))
 
     for name in args.presets:
-        values["runs"].append(long_run(scene, name, args.steps, device))
-        write()
-    values["trainers"] = many_trainers(scene, args.trainers, device)
-    write()
+        long_run(scene, name, args.steps, device, partial(keep, "runs"))
+    many_trainers(scene, args.trainers, device, partial(keep, "trainers"))
 
 
 if __name__ == "__main__":

@@ -232,6 +232,10 @@ def gpu_figures() -> str:
     frame, video = values("h200/render")["timings"][0], values("h200/outputs")["video"]
     compat, quality = values("h200/compat_step")["ours"], values("h200/quality_lego")[0]
     seconds = " / ".join(f"{mark['seconds']:.0f}" for mark in lego["median_psnr"])
+
+    def skipped(run: dict[str, Any]) -> str:
+        return f"{run['rows'][-1]['skipped']} skipped, all weights finite"
+
     rows = [
         (f"PSNR after {seconds} s of training, median of 3 seeds", marks("h200/lego_scene"), "lego_scene"),
         ("the same after a run of 5 s", marks("h200/lego_5s"), "lego_5s"),
@@ -251,7 +255,7 @@ def gpu_figures() -> str:
             "vanilla_lego",
         ),
         ("T-NeRF's step, 2^16 samples", f"{values('h200/tnerf_step')[0]['ms']:.2f} ms", "tnerf_step"),
-        (f"{long['steps']:,} steps", f"{long['rows'][-1]['skipped']} steps skipped, every weight finite", "long_run"),
+        *((f"`{run['preset']}`, {run['steps']:,} steps", skipped(run), "long_run") for run in long["runs"]),
         (
             "command to first step, kernels not cached / cached",
             f"{start['cold']['training_starts']:.1f} / {start['cached']['training_starts']:.1f} s",

@@ -109,28 +109,29 @@ def run_command(command: Callable[[], int]) -> int:
 @contextlib.contextmanager
 def interrupts_arrive() -> Iterator[None]:
     """Inside, SIGTERM interrupts as Ctrl-C does, and neither is lost. For the main thread; others change nothing. Both
-    become a KeyboardInterrupt in whatever Python code runs. If C called that code, an exception cannot go on through
-    it: ctypes drops it after a note, and so do finalizers. LLVM calls back into numba that way, so that an interrupt
-    while kernels compile would be lost. What is dropped is raised again a moment later. Other C code (safetensors)
-    makes another error of it: an error after an interrupt is that interrupt."""
+    become a KeyboardInterrupt in whatever Python code runs, but wait while numba compiles or loads a kernel: LLVM, left
+    half done, crashes at its next use. If C called that code, an exception cannot go on through it: ctypes drops it
+    after a note, and so do finalizers. What is dropped is raised again a moment later. Other C code (safetensors) makes
+    another error of it: an error after an interrupt is that interrupt."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     timers: list[threading.Timer] = []
     came: list[int] = []
 
+    def again() -> None:
+        timers.append(threading.Timer(AGAIN_AFTER, _signal_main_thread))
+        timers[-1].start()
+
     def interrupt(number: int, frame: FrameType | None) -> None:
+        compiler = sys.modules.get("numba.core.compiler_lock")
+        if compiler is not None and compiler.global_compiler_lock.is_locked():
+            return again()
         came.append(number)
         signal.default_int_handler(number, frame)
 
     def dropped(found: "sys.UnraisableHookArgs") -> None:
-        if not issubclass(found.exc_type, KeyboardInterrupt):
-            report(found)
-            return
-        timer = threading.Timer(AGAIN_AFTER, _signal_main_thread)
-        timer.daemon = True
-        timers.append(timer)
-        timer.start()
+        again() if issubclass(found.exc_type, KeyboardInterrupt) else report(found)
 
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (signal.SIGTERM, signal.SIGINT)}
     for number in before:
@@ -144,8 +145,11 @@ def interrupts_arrive() -> Iterator[None]:
             raise KeyboardInterrupt from error
         raise
     finally:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)  # a timer may be raising it just now
         for timer in timers:
             timer.cancel()
+            timer.join()
         sys.unraisablehook = report
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -354,20 +354,19 @@ class Session:
 def _interrupts(stop: Callable[[], None]) -> Iterator[None]:
     """The first Ctrl-C (or SIGTERM) ends training after the step in hand; the second one acts at once."""
 
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
     def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal count
-        count += 1
-        if count > 1:
-            raise KeyboardInterrupt
+        restore()
         stop()
 
-    count = 0
     previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        restore()
 
 
 def _say_how_to_go_on(session: Session, summary: TrainSummary | None) -> int:

@@ -139,8 +139,8 @@ def culls(model: NerfModel) -> bool:
 
 @torch.no_grad()
 def costs_too_much(model: NerfModel, pixels: PixelSampler, n_rays: int, steps: int) -> bool:
-    """Whether `n_rays` would march more samples than the `steps` trained. That is a short run on a CPU, whose grid is
-    still full: with a limit of seconds it would go on for minutes to hide little."""
+    """Whether `n_rays` would march more samples than the `steps` trained. That is a short run, whose grid is still
+    full: it would go on for minutes to hide little."""
     probe = min(PROBED, n_rays)
     samples = _march(model, pixels.draw(FIRST_DRAW, probe).rays)
     return int(samples.n_samples) * n_rays > probe * steps * model.config.train.batch_samples
@@ -148,11 +148,11 @@ def costs_too_much(model: NerfModel, pixels: PixelSampler, n_rays: int, steps: i
 
 @torch.no_grad()
 def cull_unseen(model: NerfModel, pixels: PixelSampler, steps: int | None = None) -> float:
-    """Empty the cells of the grid that no training picture shows; returns their share of the occupied ones. On a CPU,
-    none after so few `steps` that looking would take longer than they did."""
+    """Empty the cells of the grid that no training picture shows; returns their share of the occupied ones. None
+    after so few `steps` that looking would take longer than they did."""
     grid, n_pixels = model.grid, int(pixels.scene.cameras.size.long().prod(-1).sum())
     n_rays = min(CULL_RAYS.get(model.device.type, CULL_RAYS["cpu"]), 2 * n_pixels)
-    if steps is not None and model.device.type == "cpu" and costs_too_much(model, pixels, n_rays, steps):
+    if steps is not None and costs_too_much(model, pixels, n_rays, steps):
         return 0.0
     shown = shown_cells(model, pixels, n_rays=n_rays, at_once=min(CULL_RAYS_AT_ONCE, n_rays))
     shown, occupied = dilate(shown, 1).reshape(-1), unpack_bits(grid.bits).bool()
@@ -170,11 +170,9 @@ def recall_culled(model: NerfModel, step: int) -> None:
 @contextmanager
 def unseen_culled(model: NerfModel, pixels: PixelSampler, steps: int) -> Iterator[None]:
     """Inside, the grid is as it would be if training ended here."""
-    if not culls(model):
-        yield
-        return
     before = model.grid.bits.clone()
-    cull_unseen(model, pixels, steps)
+    if culls(model):
+        cull_unseen(model, pixels, steps)
     try:
         yield
     finally:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from numba.core.compiler_lock import global_compiler_lock
 
 from nerfturbo.cli.main import run_command
 from nerfturbo.training.checkpoint import latest_checkpoint, list_checkpoints, read_state
@@ -141,3 +142,20 @@ def test_an_interrupt_that_c_code_made_another_error_of(
     assert run_command(command) == 130
     assert capsys.readouterr().err == "interrupted\n"
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_waits_until_a_kernel_is_whole(number: signal.Signals) -> None:
+    seen: list[str] = []
+
+    def command() -> int:
+        with global_compiler_lock:  # as numba holds it while LLVM works
+            os.kill(os.getpid(), number)
+            time.sleep(0.2)
+            seen.append("whole")
+        time.sleep(10.0)
+        seen.append("lost")
+        return 0
+
+    assert run_command(command) == 130
+    assert seen == ["whole"]

@@ -190,8 +190,9 @@ def flag_case(verb: str, number: int, flags: list[str], seed: int = 0) -> Case:
     words, values = VERBS[verb].split(), []
     for flag in chosen:
         value = draw.choice(ODD)
-        values.append(value[:40].strip() or "error: .")
-        words += [flag, *(value.split() if " " in value.strip() and draw.random() < 0.7 else [value])]
+        given = value.split() if " " in value.strip() and draw.random() < 0.7 else [value]
+        values += [value[:40].strip() or "error: .", *given[1:]]  # a flag of one word leaves the others to positions
+        words += [flag, *given]
     names = [name for flag in chosen for name in (flag, flag.lstrip("-"), flag.rsplit(".", 1)[-1].lstrip("-"))]
     about = (*names, *(name.replace("-", "_") for name in names), *values, "nrecognized", "memory")
     about += ("ball/train",) if verb == "process" else ()  # too few photos, whatever the flags
