@@ -43,8 +43,10 @@ LONGEST = (
     "cli/test_documented_commands.py",
     "cli/test_torchrun.py",
     "viewer/test_browser.py",
-    "training/test_old_runs.py",
-    "cli/test_real_formats.py",
+    "cli/test_export_web.py",  # these have few tests, and would come last
+    "training/test_kill.py",
+    "cli/test_slurm.py",
+    "bench/test_precision.py",
 )
 
 

@@ -77,7 +77,7 @@ def test_ranks_are_equal_to_the_bit(two: list[dict[str, Any]], run: str) -> None
 def test_compressed_gradients_are_rounded_and_train_as_well(
     one: dict[str, Any], two: list[dict[str, Any]], compression: str, error: float
 ) -> None:
-    found, truth = two[0][compression], one["short"]
+    found, truth = two[0][compression], one["single"]
     distance = float((found["moments"] - truth["moments"]).norm() / truth["moments"].norm())
     assert 1e-6 < distance < error
     assert found["losses"][-1] == pytest.approx(truth["losses"][-1], rel=0.05)
@@ -101,7 +101,7 @@ def test_lightning_finds_the_learning_rate_of_one_process(one: dict[str, Any], t
 
 def test_going_on_equals_never_having_stopped(one: dict[str, Any], two: list[dict[str, Any]]) -> None:
     for found in (one, *two):
-        assert gap(found["resumed"], found["short"]["state"]) == 0.0
+        assert gap(found["resumed"], found["single"]["state"]) == 0.0
 
 
 def test_a_checkpoint_knows_no_world_size(one: dict[str, Any], two: list[dict[str, Any]], folder_of_two: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_checkpoint_knows_no_world_size(one: dict[str, Any], two: list[dict[st
         trainer.resume(latest_checkpoint(folder_of_two))
         assert trainer.step == 10
         trainer.fit()
-    assert gap(trainer.model.state_dict(), one["short"]["state"]) < 1e-5
+    assert gap(trainer.model.state_dict(), one["single"]["state"]) < 1e-5
 
 
 def test_all_ranks_stop_when_one_wants_to(one: dict[str, Any], two: list[dict[str, Any]]) -> None:

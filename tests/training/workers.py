@@ -47,8 +47,10 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _run(rank: int, world: int, port: int, work: Work, folder: str) -> None:
+def _run(rank: int, world: int, port: int, work: Work, folder: str, environment: dict[str, str]) -> None:
     torch.set_num_threads(1)
+    os.environ.clear()
+    os.environ |= environment
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world), "GROUP_RANK": "0"}
     os.environ |= {"TORCHELASTIC_RUN_ID": "test"}  # by which Lightning knows that torchrun started it
@@ -61,10 +63,14 @@ def _run(rank: int, world: int, port: int, work: Work, folder: str) -> None:
 def together(
     world: int, work: Work, folder: Path, *, expected: list[int] | None = None, seconds: float = 300.0
 ) -> list[Any]:
-    """Run `work` in `world` processes over gloo; what each returned, or those that are expected to live."""
+    """Run `work` in `world` processes over gloo; what each returned, or those that are expected to live. They are
+    forked from one process that has imported what takes seconds and did nothing else, in the environment of now."""
     folder.mkdir(parents=True, exist_ok=True)
-    context, port = mp.get_context("spawn"), free_port()
-    processes = [context.Process(target=_run, args=(rank, world, port, work, str(folder))) for rank in range(world)]
+    context, port, environment = mp.get_context("forkserver"), free_port(), dict(os.environ)
+    context.set_forkserver_preload([__name__, "lightning.pytorch", "nerfturbo.ops._cpu"])  # what is missing is left out
+    processes = [
+        context.Process(target=_run, args=(rank, world, port, work, str(folder), environment)) for rank in range(world)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -124,7 +130,7 @@ def train_double(team: Team, n_steps: int = 50, split: Any = None) -> dict[str, 
     return {"state": model.state_dict(), "losses": losses, "counts": counts, "rays": stepper.n_rays}
 
 
-def train_single(team: Team, n_steps: int = 50, compression: Any = None) -> dict[str, Any]:
+def train_single(team: Team, compression: Any = None) -> dict[str, Any]:
     """First moments after one step, which are the first gradients, and the losses, in fp32 through the trainer."""
     if compression is not None:
         team = ProcessTeam(compression=compression)
@@ -135,7 +141,7 @@ def train_single(team: Team, n_steps: int = 50, compression: Any = None) -> dict
         if record.step == 1:
             moments.append(torch.cat([buffer.state.first for buffer in trainer.optimizer.buffers]).clone())
 
-    trainer = Trainer(config_for(team.world, steps=n_steps), ball_scene(), callbacks=[look], team=team)
+    trainer = Trainer(config_for(team.world, steps=20), ball_scene(), callbacks=[look], team=team)
     summary = trainer.fit()
     return {"moments": moments[0], "losses": losses, "state": trainer.model.state_dict(), "summary": summary}
 
@@ -251,7 +257,7 @@ def train_lightning(team: Team, *, double: bool) -> dict[str, Any]:
         def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
             losses.append(float(pl_module.last.loss))
 
-    config = config_for(team.world)
+    config = config_for(team.world, steps=20)
     module = NerfModule(config, stages=Stages(draw=draw_double, split=uneven) if double else None)
     trainer = pl.Trainer(
         max_steps=config.train.steps,
@@ -299,13 +305,12 @@ def everything(team: Team, folder: str) -> dict[str, Any]:
         "uneven": train_double(team, 20, uneven),
         "idle": train_double(team, 20, nothing_for_rank_0),
         "single": train_single(team),
-        "short": train_single(team, 20),
         "resumed": save_and_go_on(team, folder),
         "stopped": stop_early(team),
         "clock": follow_one_clock(team),
     }
     for compression in ("bf16", "fp16"):
-        found[compression] = None if team.alone else train_single(team, 20, compression)
+        found[compression] = None if team.alone else train_single(team, compression)
     found["lightning double"] = train_lightning(team, double=True)
     found["lightning single"] = train_lightning(team, double=False)
     found["lightning rates"] = find_rate(team, folder)
