@@ -14,6 +14,7 @@ from nerfturbo.fields import InstantNGP
 from nerfturbo.ops.packed import packed_cumsum, packed_sum
 from nerfturbo.ops.positions import ray_aabb
 from nerfturbo.rendering import color_loss, ray_marching, render_rays, volume_rendering
+from nerfturbo.rendering.render import _sphere
 from nerfturbo.sampling import OccupancyGrid
 from nerfturbo.types import Aabb, PackedSamples, Rays
 
@@ -191,3 +192,12 @@ def test_the_loss_of_doubles_is_that_of_floats(kind) -> None:
     rgb, target = torch.rand(2, 7, 3, generator=torch.Generator().manual_seed(3)).unbind(0)
     one, two = color_loss(rgb, target, kind=kind), color_loss(rgb.double(), target.double(), kind=kind)
     assert two.dtype == torch.float64 and float(two) == pytest.approx(float(one), rel=1e-5)
+
+
+def test_places_about_a_point_are_spread_evenly() -> None:
+    """Unit vectors whose mean is zero and whose moments are those of the sphere."""
+    around = _sphere(torch.device("cpu")).double()
+    assert torch.allclose(around.norm(dim=-1), torch.ones(len(around), dtype=torch.float64), atol=1e-6)
+    assert float(around.mean(0).norm()) < 0.02
+    assert torch.allclose(around.T @ around / len(around), torch.eye(3, dtype=torch.float64) / 3.0, atol=0.02)
+    assert float((around @ around.T - 2.0 * torch.eye(len(around))).amax()) < 0.9  # no two alike

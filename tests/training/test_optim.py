@@ -184,3 +184,17 @@ def test_a_sampler_that_knows_how_many_rays_fill_a_batch_limits_them() -> None:
     assert ray_budget(model).max_rays == 32
     model.sampler.max_rays = lambda samples: samples
     assert ray_budget(model).max_rays == 64
+
+
+def test_a_level_of_tables_decays_by_its_own_size() -> None:
+    class Tables(torch.nn.Module):
+        level_sizes, kept_levels = [4, 2, 8, 8, 6], 1
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables = torch.nn.ParameterList([torch.zeros(28)])
+
+    model, other = Tables(), torch.nn.Parameter(torch.zeros(6))
+    found = optim.level_decays(model, [model.tables[0], other], 12.0)
+    assert found == ((0, 4, 0.0), (4, 6, 12.0), (6, 22, 3.0), (22, 34, 4.0))  # 2 * 12 / size, runs of one decay joined
+    assert optim.level_decays(model, [other], 0.0) == ()

@@ -124,6 +124,17 @@ def test_clipping_and_accumulation_act_on_unscaled_gradients() -> None:
     assert torch.allclose(*results, atol=1e-6)
 
 
+def test_clipping_is_that_of_torch_for_the_smallest_gradients_too() -> None:
+    for size in (1e-6, 1e-3, 1.0):
+        value, own = nn.Parameter(torch.zeros(3)), nn.Linear(3, 1, bias=False)
+        value.grad = torch.tensor([3.0, 4.0, 0.0]) * size
+        torch.nn.utils.clip_grad_norm_([value], 1e-6)
+        amp = MixedPrecision(own, torch.optim.SGD(own.parameters(), lr=1.0), precision="fp32", clip_norm=1e-6)
+        nn.init.zeros_(own.weight)
+        amp.step(own(torch.tensor([3.0, 4.0, 0.0])).sum() * size)
+        torch.testing.assert_close(-own.weight.detach()[0], value.grad, rtol=1e-5, atol=0.0)
+
+
 def test_the_helper_keeps_its_state_and_refuses_half_masters() -> None:
     _, amp = made("fp16")
     amp._scale.fill_(2048.0)
