@@ -194,4 +194,8 @@ def test_rotations_of_quaternions_and_between_vectors() -> None:
         turn = turn_between(source, target)
         torch.testing.assert_close(turn @ source, target)
         torch.testing.assert_close(turn @ turn.T, torch.eye(3, dtype=torch.float64))
-    torch.testing.assert_close(turn_between(axis[0], -axis[0]) @ axis[0], -axis[0])
+    for source in (axis[0], *torch.eye(3, dtype=torch.float64), *-torch.eye(3, dtype=torch.float64)):
+        half = turn_between(source, -source)
+        torch.testing.assert_close(half @ source, -source)
+        torch.testing.assert_close(half @ half, torch.eye(3, dtype=torch.float64))
+        assert float(torch.linalg.det(half)) == pytest.approx(1.0)

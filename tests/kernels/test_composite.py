@@ -40,6 +40,13 @@ def test_feature_major_colours_keep_their_layout(kernel_device: torch.device):
     assert torch.equal(results[0][1], results[1][1])
 
 
+@pytest.mark.parametrize("wanted", ["density", "rgb"])
+def test_only_the_gradient_that_is_wanted(wanted: str):
+    samples = make_samples(10, tail=2)
+    inputs, samples = _field(samples.capacity), samples_to(samples, HERE.device)
+    compare(HERE, lambda density, rgb: composite(density, rgb, samples), inputs, [wanted], names=OUTPUTS)
+
+
 @pytest.mark.parametrize("channels", [2, 19])
 def test_many_channels(channels: int):
     samples = make_samples(10, tail=2)

@@ -93,6 +93,19 @@ def test_pruning_only_drops_what_is_not_seen():
     assert (whole.rgb - pruned.rgb).abs().max() < 1e-3
 
 
+def test_either_threshold_asks_for_densities_and_none_asks_nothing():
+    rays, ball = make_rays(50), Ball(density=2.0)
+    asked = []
+
+    def density(starts: Tensor, ends: Tensor, index: Tensor) -> Tensor:
+        asked.append(len(index))
+        return ball.density(rays.origins[index] + rays.directions[index] * ((starts + ends) * 0.5)[:, None])
+
+    for eps, alpha, times in ((0.0, 0.0, 0), (0.0, 1e-3, 1), (1e-4, 0.0, 2), (1e-4, 1e-3, 3)):
+        ray_marching(rays, full_grid(), sigma_fn=density, early_stop_eps=eps, alpha_thre=alpha)
+        assert len(asked) == times
+
+
 def test_background_fills_what_is_not_opaque():
     rays = make_rays(50)
     out = render_rays(Ball(density=0.0), rays, full_grid(), background=torch.tensor([0.1, 0.2, 0.3]))
