@@ -21,7 +21,7 @@ from nerfturbo import (
 from nerfturbo.config import GridConfig
 from nerfturbo.ops.march import unpack_bits
 from nerfturbo.ops.march.reference import is_occupied
-from nerfturbo.sampling.geometry import cells_with_points
+from nerfturbo.sampling.geometry import _barycentric, cells_with_points
 from nerfturbo.sampling.uniform import uniform_samples
 from nerfturbo.types import PackedSamples
 
@@ -100,6 +100,10 @@ def test_a_triangle_leaves_no_hole_in_a_flat_box():
     inside = weights / weights.sum(-1, keepdim=True) @ vertices
     grid = OccupancyGrid.from_mesh(vertices, torch.tensor([[0, 1, 2]]), box, GridConfig(resolution=16), margin=0)
     assert float(is_occupied(grid.occupancy, inside).float().mean()) > 0.98
+    for n in (1, 2, 8):
+        weights = _barycentric(n, vertices)
+        assert weights.shape == ((n + 1) * (n + 2) // 2, 3) and len(weights.unique(dim=0)) == len(weights)
+        assert float(weights.min()) >= 0.0 and torch.allclose(weights.sum(-1), torch.ones(len(weights)))
 
 
 def test_a_grid_set_by_hand_must_fit():

@@ -18,7 +18,15 @@ from nerfturbo.ops.adam import ScaleRule
 from nerfturbo.training import Trainer
 from nerfturbo.training.loss import Stages, render_and_compare
 from nerfturbo.training.precision import resolve_precision
-from nerfturbo.training.stability import IN_A_ROW, ScaleWatch, StabilityGuard, UnstableError, first_bad_tensor
+from nerfturbo.training.stability import (
+    FALLS,
+    IN_A_ROW,
+    WINDOW,
+    ScaleWatch,
+    StabilityGuard,
+    UnstableError,
+    first_bad_tensor,
+)
 
 from ..tiny import ball_scene, tiny_config
 
@@ -344,6 +352,13 @@ def test_a_bad_gradient_is_named_where_a_loop_of_others_has_dropped_it() -> None
         made.model.zero_grad(set_to_none=True)
         assert first_bad_tensor(made) == "gradient of field.density_net.weights.0"
         assert all(not buffer.grads.any() for buffer in made.optimizer.buffers)
+
+
+@pytest.mark.parametrize(("later", "advised"), [(WINDOW, True), (WINDOW + 1, False)])
+def test_a_fall_counts_as_long_as_the_window_is(later: int, advised: bool) -> None:
+    watch = ScaleWatch("fp16")
+    assert watch.see(10, FALLS - 1, 1024.0) is None
+    assert (watch.see(10 + later, 1, 1024.0) is not None) is advised
 
 
 def test_the_watch_counts_rows_and_windows_over_chunks_of_steps() -> None:
