@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from nerfturbo.training.stability import (
     UnstableError,
     first_bad_tensor,
 )
+from nerfturbo.training.step import StepRecord
 
 from ..tiny import ball_scene, tiny_config
 
@@ -352,6 +354,16 @@ def test_a_bad_gradient_is_named_where_a_loop_of_others_has_dropped_it() -> None
         made.model.zero_grad(set_to_none=True)
         assert first_bad_tensor(made) == "gradient of field.density_net.weights.0"
         assert all(not buffer.grads.any() for buffer in made.optimizer.buffers)
+
+
+def test_a_warning_is_logged_and_reported_with_its_trainer(caplog: pytest.LogCaptureFixture) -> None:
+    guard, said = StabilityGuard("fp16"), []
+    guard.report, guard._named = lambda *words: said.append(words), True
+    trainer: Any = SimpleNamespace(config=tiny_config(), lr_factor=1.0)
+    guard(trainer, StepRecord(10, 1.0, 1.0, 1, 1, 1, 1, 1, skipped=FALLS, loss_scale=64.0))
+    ((first, text),) = said
+    assert first is trainer and text.startswith("step 10: the loss scale keeps falling, it is 64")
+    assert [record.getMessage() for record in caplog.records] == [text]
 
 
 @pytest.mark.parametrize(("later", "advised"), [(WINDOW, True), (WINDOW + 1, False)])
