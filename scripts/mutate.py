@@ -80,8 +80,9 @@ MORE = {
     "sampling/geometry.py": "data/test_keypoints.py data/test_builtin_geometry.py",
     "sampling/grid.py": "viewer/test_panel.py rendering/test_image.py training/test_cull_unseen.py",
     "sampling/uniform.py": "sampling/test_proposals.py training/test_proposed.py",
+    "sampling/proposals.py": "rendering/test_memory.py",
     "rendering/losses.py": "training/test_step.py",
-    "training/loss.py": "data/test_error_map.py training/test_proposed.py",
+    "training/loss.py": "data/test_error_map.py training/test_proposed.py training/test_quality.py",
     "training/optim.py": "training/test_precision.py training/test_lightning.py",
     "training/stability.py": "training/test_monitor.py",
     "data/cameras.py": "data/test_posed_formats.py data/test_exported_formats.py export/test_exports.py",
@@ -99,6 +100,7 @@ TRITON = ("adam", "composite", "hash_encode", "march", "packed", "mlp")
 KERNELS = {
     "mlp": "kernels/test_fused_mlp.py kernels/test_wide_mlp.py",
     "march": "kernels/test_march.py ops/test_march.py",
+    "composite": "kernels/test_composite.py ops/test_composite.py ops/test_merge_weak_samples.py",
 }
 NEAR |= {f"ops/{name}/triton.py": KERNELS.get(name, f"kernels/test_{name}.py ops/test_{name}.py") for name in TRITON}
 NEAR["ops/adam/triton.py"] = "kernels/test_adam.py"
@@ -111,7 +113,7 @@ NAMES |= {"sin": "cos", "cos": "sin", "floor": "ceil", "sum": "mean", "mean": "s
 NAMES |= {"minimum": "maximum", "maximum": "minimum", "zeros": "ones", "zeros_like": "ones_like", "cumsum": "cumprod"}
 
 
-SYMMETRIC = ("min", "max", "minimum", "maximum")  # in their first two arguments
+SYMMETRIC = ("min", "max", "minimum", "maximum", "promote_types")  # in their first two arguments
 # What decides no result: how large the pieces of work are, how a kernel is compiled, what is checked besides.
 PIECES = re.compile(r"AT_ONCE|CHUNK|BLOCK|GRAIN|PART|shared|num_warps|num_stages|strict=|@jit|lru_cache|pin_memory")
 

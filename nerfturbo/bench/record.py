@@ -37,8 +37,7 @@ def machine(device: torch.device | str = "cpu") -> dict[str, Any]:
 
 def command() -> str:
     """The command line that is running, without the folders the interpreter and the script lie in."""
-    program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
-    return shlex.join([program, *sys.argv[1:]])
+    return shlex.join([Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python", *sys.argv[1:]])
 
 
 def commit() -> str | None:

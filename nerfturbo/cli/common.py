@@ -160,11 +160,11 @@ def box_of(corners: Sequence[float], flag: str) -> Aabb:
         raise InputError(flag, "three finite numbers and three larger ones", found) from error
 
 
-def check_new(path: Path, *, overwrite: bool, folder: bool = False) -> None:
-    """Refuse, before any work is done, a file (or folder) that cannot be made or must not be replaced."""
+def check_new(path: Path, *, overwrite: bool, folder: bool = False, room: int = 0) -> None:
+    """Refuse, before any work is done, a file (or folder) that cannot be made, has no room, or must not be replaced."""
     from ..evaluation.run_folder import check_writable
 
-    check_writable(path)
+    check_writable(path, room)
     wanted, other = ("a folder", "a file") if folder else ("a file", "a folder")
     refuse(path.exists() and path.is_dir() != folder, str(path), wanted, f"{other} of that name")
     if path.exists() and not overwrite:

@@ -87,7 +87,7 @@ class PointsArgs(BoxArgs):
 
 def points(argv: Sequence[str]) -> int:
     args = parse(PointsArgs, argv, "export points")
-    from ..export.points import check_points_path, extract_points, write_points
+    from ..export.points import FILE_BYTES, check_points_path, extract_points, write_points
 
     check_points_path(args.out, args.points)
 
@@ -99,7 +99,7 @@ def points(argv: Sequence[str]) -> int:
         count = cloud.positions.shape[0]
         return {"points": count, "low": list(box.low), "high": list(box.high)}, [f"{count} points"]
 
-    return _export(args, work)
+    return _export(args, work, room=FILE_BYTES * args.points)
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,8 @@ def web(argv: Sequence[str]) -> int:
     from ..export.web.page import check_page_path
 
     check_page_path(args.out, split=args.split)
-    return _export(args, lambda opened, display: _bake(args, opened, display), folder=args.split)
+    room = int(args.budget_mb * 1e6)
+    return _export(args, lambda opened, display: _bake(args, opened, display), folder=args.split, room=room)
 
 
 def _bake(args: WebArgs, opened: OpenRun, display: Display) -> Made:
@@ -285,12 +286,12 @@ def _box(args: BoxArgs, opened: OpenRun, display: Display) -> Aabb:
     return export_box(opened.model, box, what)
 
 
-def _export(args: ExportArgs, work: Callable[[OpenRun, Display], Made], *, folder: bool = False) -> int:
+def _export(args: ExportArgs, work: Callable[[OpenRun, Display], Made], *, folder: bool = False, room: int = 0) -> int:
     """Open the run, do the work, say what came of it and what it cost."""
     from ..evaluation.report import renew_links
     from ..evaluation.results import peak_memory
 
-    check_new(args.out, overwrite=args.overwrite, folder=folder)
+    check_new(args.out, overwrite=args.overwrite, folder=folder, room=room)
     with opened_run(args) as (opened, display):
         started = time.perf_counter()
         made, (first, *rest) = work(opened, display)

@@ -19,7 +19,7 @@ from ..data.capture.photos import find_photos, photo_sizes
 from ..data.scene import Scene, is_builtin
 from ..data.scene_defaults import fitted_config
 from ..data.speed import RAYS_A_SECOND, machine_speed
-from ..errors import CheckpointError, DistributedError, InputError
+from ..errors import CheckpointError, DistributedError, InputError, NerfturboError, is_out_of_memory
 from ..evaluation.evaluate import Preview
 from ..evaluation.run_folder import RunFolder, check_output, check_writable, claim, create_run, release_claims
 from ..evaluation.trial import try_bounds
@@ -282,7 +282,10 @@ class Session:
         self.display.phase("training")
         # Seconds, before scores are computed.
         with _interrupts(self._stop), import_meanwhile(trainer.device, "torchmetrics.functional.image"):
-            summary = _fit(trainer, args)
+            try:
+                summary = _fit(trainer, args)
+            except (RuntimeError, MemoryError) as error:
+                raise self._short_of_memory(error) from error
             if summary.stopped_by == "interrupted":  # inside a step: its state is half old, half new, and not saved
                 raise KeyboardInterrupt
             if self._saved_step() != trainer.step or trainer.culled_fraction > 0.0:  # saved before cells were culled
@@ -298,6 +301,17 @@ class Session:
             saved = self._saved_step()
             hint = "" if saved is None else f"; free some space and go on from step {saved} by --resume {self.run.path}"
             raise CheckpointError(f"{error}{hint}") from error
+
+    def _short_of_memory(self, error: RuntimeError | MemoryError) -> NerfturboError:
+        """Memory ran out in a step, before it changed the weights: they are saved, to go on with smaller steps."""
+        if isinstance(error, NerfturboError) or not is_out_of_memory(error):
+            raise error
+        trainer, reason = self.trainer, str(error).partition("\n")[0] or type(error).__name__
+        saved = trainer.save(self.run.checkpoints, keep=self.args.keep)
+        flags = f"--resume {shlex.quote(str(self.run.path))} --train.batch-samples"
+        less = f"nerfturbo train {flags} {max(1, trainer.config.train.batch_samples // 2)}"
+        short = f"memory: expected enough for a step, ran out after step {trainer.step} ({reason})"
+        return NerfturboError(f"{short}; {saved} is saved, go on with smaller batches: {less}")
 
     def _score(self, trainer: Trainer) -> float | None:
         """The preview's PSNR at this step, which decides which checkpoint is the best."""

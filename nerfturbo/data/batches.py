@@ -59,8 +59,7 @@ class ErrorMap:
 
     def add(self, tiles: Tensor, errors: Tensor, counted: Tensor) -> None:
         """Errors (n,) >= 0 of rays in `tiles` (n,); `counted` (n,) bool leaves rays out."""
-        units = (errors.detach().double().clamp(0.0, 16.0) * _UNITS).long() * counted
-        self._sums.index_add_(0, tiles, units)
+        self._sums.index_add_(0, tiles, (errors.detach().double().clamp(0.0, 16.0) * _UNITS).long() * counted)
         self._counts.index_add_(0, tiles, counted.long())
 
     def refresh(self) -> None:

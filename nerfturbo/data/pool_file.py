@@ -45,8 +45,7 @@ class MappedPool:
         part = RESIDENT_BYTES // self.channels
         ordered, order = indices.sort()
         out = torch.empty((indices.shape[0], self.channels), dtype=torch.uint8)
-        bounds = torch.arange(0, self.pixels.shape[0] + part, part)
-        starts = torch.searchsorted(ordered, bounds).tolist()
+        starts = torch.searchsorted(ordered, torch.arange(0, self.pixels.shape[0] + part, part)).tolist()
         for start, stop in itertools.pairwise(starts):
             if start < stop:
                 out[order[start:stop]] = torch.index_select(self.pixels, 0, ordered[start:stop])

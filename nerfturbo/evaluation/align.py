@@ -36,8 +36,7 @@ def camera_changes(given: Scene, learned: Scene) -> dict[str, float]:
 def turn_degrees(rotations: Tensor) -> Tensor:
     """(n,) degrees that rotations (n, 3, 3) turn by; exact for small ones too."""
     sines = (rotations - rotations.transpose(1, 2)).square().sum((1, 2)).sqrt() / (2.0 * math.sqrt(2.0))
-    cosines = (rotations.diagonal(dim1=1, dim2=2).sum(-1) - 1.0) / 2.0
-    return torch.rad2deg(torch.atan2(sines, cosines))
+    return torch.rad2deg(torch.atan2(sines, (rotations.diagonal(dim1=1, dim2=2).sum(-1) - 1.0) / 2.0))
 
 
 def aligned_to(

@@ -128,8 +128,7 @@ def _walk_order(poses: Tensor) -> Tensor:
     for _ in given[1:]:
         apart[:, tour[-1]] = torch.inf
         tour.append(int(apart[tour[-1]].argmin()))
-    ways = [poses, poses[tour]]
-    ordered, toured = (float(pose_distances(way[:-1], way[1:], scale).sum()) for way in ways)
+    ordered, toured = (float(pose_distances(way[:-1], way[1:], scale).sum()) for way in [poses, poses[tour]])
     return given if ordered < 1.5 * toured else torch.tensor(tour)
 
 

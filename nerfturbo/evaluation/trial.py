@@ -28,8 +28,7 @@ def try_bounds(config: Config, scene: Scene, *, auto: Config | None, device: str
 
 
 def _score(config: Config, scene: Scene, auto: Config | None, device: str) -> float:
-    short = replace(config, train=replace(config.train, time_limit=None))
-    fitted, _ = fitted_config(short, scene, auto=auto)
+    fitted, _ = fitted_config(replace(config, train=replace(config.train, time_limit=None)), scene, auto=auto)
     rest, held = hold_out(scene, max(2, -(-len(scene) // SCORED)))
     for steps, limit in ((2, None), (STEPS, SECONDS)):  # first what has to be compiled
         train = replace(fitted.train, steps=steps, time_limit=limit, target_psnr=None)

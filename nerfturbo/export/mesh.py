@@ -192,8 +192,7 @@ def rotate_normals(normals: Tensor, similarity: Tensor | None) -> Tensor:
     """Unit vectors turned by a rotation with a scale and a shift."""
     if similarity is None:
         return normals
-    turned = normals.double() @ similarity[:3, :3].T
-    return torch.nn.functional.normalize(turned, dim=-1).to(normals.dtype)
+    return torch.nn.functional.normalize(normals.double() @ similarity[:3, :3].T, dim=-1).to(normals.dtype)
 
 
 def _unlit(tree: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..data.cameras import Cameras, transform_points
 from ..data.images import to_bytes
+from ..data.pool_file import check_memory
 from ..errors import InputError, refuse
 from ..files import write_atomically
 from ..rendering.model import NerfModel
@@ -19,6 +20,7 @@ from ..types import Aabb
 from . import Progress, check_ending, quiet
 from .mesh import rotate_normals
 
+FILE_BYTES, POINT_BYTES = 27, 128  # of a point in the file; and in memory while it is written
 SOLID = 0.5
 RIM = 0.02  # optical thickness of one step from which a place counts as part of something
 
@@ -60,6 +62,7 @@ def extract_points(
 ) -> PointCloud:
     """About `n_points` points: pixels of the cameras, moved to their depth, those solid and inside the box."""
     pixels = float(cameras.size.prod(-1).sum())
+    check_memory("--points", int(POINT_BYTES * min(n_points, pixels)), "ask for fewer")
     # Three times as many pixels as points, because many rays leave the scene.
     scale = min(1.0, math.sqrt(3.0 * n_points / pixels))
     small = cameras if scale == 1.0 else cameras.scaled(max(scale, 16.0 / int(cameras.size.max())))

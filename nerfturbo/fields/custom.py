@@ -58,8 +58,7 @@ class CustomField(nn.Module):
             return own
 
     def connect(self, buffers: Buffers) -> None:
-        own = getattr(self.module, "connect", None)
-        self.compute_dtype = None if callable(own) else buffers.dtype
+        self.compute_dtype = None if callable(getattr(self.module, "connect", None)) else buffers.dtype
 
     def _autocast(self, positions: Tensor) -> torch.autocast:
         on = self.compute_dtype is not None
@@ -104,9 +103,8 @@ def _module_of(where: str, name: str, what: str) -> ModuleType:
         if path.suffix != ".py":
             return importlib.import_module(where)
         path = path.resolve()
-        if not path.is_file():
-            hint = f"put the file with the class {name} back, or hand the field over: load_model(run, field=...)"
-            raise InputError(what, f"the file {path}", "no such file", hint)
+        hint = f"put the file with the class {name} back, or hand the field over: load_model(run, field=...)"
+        refuse(not path.is_file(), what, f"the file {path}", "no such file", hint)
         program = sys.modules["__main__"]
         if path == Path(getattr(program, "__file__", None) or "").resolve() and hasattr(program, name):
             return program  # the script that runs: not once more
@@ -165,9 +163,8 @@ def make_object(source: str, aabb: Aabb, *, seed: int = 0, what: str = "field") 
         raise InputError(f"{what} {source}", "a class, or a function that makes one", type(made).__name__) from None
     required = [one for one in parameters if one.default is one.empty and one.name != "aabb"]
     needed = [one.name for one in required if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
-    if needed:
-        hint = "give it a default, or wrap the class in a function"
-        raise InputError(f"{what} {source}", "no required argument but `aabb`", ", ".join(needed), hint)
+    hint = "give it a default, or wrap the class in a function"
+    refuse(bool(needed), f"{what} {source}", "no required argument but `aabb`", ", ".join(needed), hint)
     options = {"aabb": aabb} if any(one.name == "aabb" for one in parameters) else {}
     with torch.random.fork_rng(devices=[]):  # the same start for the same seed, and nobody else's numbers are touched
         torch.manual_seed(seed)

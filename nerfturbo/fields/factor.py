@@ -89,11 +89,9 @@ class FactorField(Staged):
     def _evaluate(self, positions: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
         unit = self.aabb.normalize(positions)
         features = self._components("color", unit).flatten(0, 1).t()
-        angular = spherical_harmonics(directions, SH_DEGREE).to(features.dtype)
-        inputs = torch.cat([features, angular], dim=-1)
+        inputs = torch.cat([features, spherical_harmonics(directions, SH_DEGREE).to(features.dtype)], dim=-1)
         logits = self.color_net(inputs if self.compute_dtype is None else inputs.to(self.compute_dtype))
-        wide = logits if logits.dtype == torch.float64 else logits.float()
-        return torch.sigmoid(wide), self._density(unit)
+        return torch.sigmoid(logits if logits.dtype == torch.float64 else logits.float()), self._density(unit)
 
     def new_marks(self) -> Tensor:
         """Empty: nothing of it is pruned."""

@@ -99,8 +99,7 @@ class InstantNGP(NgpNetworks):
         """For reading the encoding as it is: what fades its levels is in the first matrix. Without gradient to it."""
         if self.level_weights is None:
             return self.weights
-        faded = self.density_net.weights[0].detach() * self._feature_weights()
-        return self.weights._replace(density_in=faded)
+        return self.weights._replace(density_in=self.density_net.weights[0].detach() * self._feature_weights())
 
     def _feature_weights(self) -> Tensor:
         assert self.level_weights is not None

@@ -78,8 +78,7 @@ class DynamicNGP(NgpNetworks):
 
     def _moved(self, features: Tensor, times: Tensor, n_used: Tensor | None) -> Tensor:
         assert self.deform_net is not None
-        moved = self.deform_net(features, n_used).to(times.dtype)
-        return moved * (REACH * from_the_start(times))[:, None]
+        return self.deform_net(features, n_used).to(times.dtype) * (REACH * from_the_start(times))[:, None]
 
     def displacement(self, unit: Tensor, times: Tensor) -> Tensor:
         """(n, 3) from places (n, 3) in [0, 1]^3 at times (n,) to those of time 0, in shares of the box."""
@@ -124,8 +123,7 @@ class DynamicNGP(NgpNetworks):
 
     @torch.no_grad()
     def sample_density(self, rays: Rays, samples: PackedSamples) -> Tensor:
-        encoded = self._encode_samples(rays, samples)
-        return truncated_exp(self.density_net(encoded, samples.n_samples)[:, 0])
+        return truncated_exp(self.density_net(self._encode_samples(rays, samples), samples.n_samples)[:, 0])
 
     def sample_logits(self, rays: Rays, samples: PackedSamples) -> Tensor:
         encoded = self._encode_samples(rays, samples)

@@ -143,8 +143,7 @@ class TimeNeRF(VanillaNeRF):
         super().__init__(aabb, config, seed=seed, n_more=2 * TIME_FREQUENCIES + 1)
 
     def _encode(self, positions: Tensor, times: Tensor | None) -> Tensor:
-        moments = times_of(positions, times)[:, None] * 2.0 - 1.0
-        encoded = frequency_encode(moments, TIME_FREQUENCIES)
+        encoded = frequency_encode(times_of(positions, times)[:, None] * 2.0 - 1.0, TIME_FREQUENCIES)
         return torch.cat([super()._encode(positions, times), encoded], dim=-1)
 
 
@@ -160,8 +159,7 @@ class DeformedNeRF(VanillaNeRF):
     def __init__(self, aabb: Aabb, config: VanillaConfig | None = None, *, seed: int = 0) -> None:
         config = config or VanillaConfig()
         super().__init__(aabb, config, seed=seed)
-        n_inputs = 3 * (2 * DEFORM_FREQUENCIES + 1) + 2 * TIME_FREQUENCIES + 1
-        self.deform_trunk = self._make_trunk(n_inputs)
+        self.deform_trunk = self._make_trunk(3 * (2 * DEFORM_FREQUENCIES + 1) + 2 * TIME_FREQUENCIES + 1)
         self.deform_head = nn.Linear(config.width, 3)
         self._initialise(torch.Generator().manual_seed(seed))
         with torch.no_grad():

@@ -185,8 +185,7 @@ def skipped_fraction(trainer: Trainer, record: StepRecord) -> float | None:
     batch = trainer.pixels.draw(trainer.step - 1, max(1, record.n_rays))
     limits = {"near": model.bounds.near, "far": model.bounds.far}
     t_min, t_max = ray_aabb(batch.rays.origins, batch.rays.directions, model.grid.outer_aabb, **limits)
-    uniform = float((t_max - t_min).sum()) / model.grid.step_size
-    return max(0.0, 1.0 - record.n_samples / max(uniform, 1.0))
+    return max(0.0, 1.0 - record.n_samples / max(float((t_max - t_min).sum()) / model.grid.step_size, 1.0))
 
 
 def jsonl_logger(path: Path) -> Logger:

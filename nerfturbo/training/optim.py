@@ -261,6 +261,12 @@ class Optimizer:
             options = {"rule": buffer.rule, "half": buffer.half, "grad_scale": divisor, "found_inf": self.found_inf}
             adam_update(buffer.values, buffer.grads, buffer.state, buffer.lr, **options)
 
+    def drop_gradients(self) -> None:
+        """Of a step that was never finished, and whether they were finite."""
+        self.found_inf.zero_()
+        for buffer in self.buffers:
+            buffer.grads.zero_()
+
     def averages_due(self, step: int) -> bool:
         """Whether `update_averages` is to be called after so many steps."""
         return bool(self.averages) and step % EMA_EVERY == 0
@@ -320,13 +326,11 @@ class Optimizer:
         """The inverse of `state_tensors`, after the model's own tensors were loaded in place."""
         for name, value in self._scalars().items():
             value.copy_(tensors[name])
-        self.found_inf.zero_()  # of a step that was never finished, as its gradients
         if (scale := carried_scale(float(self.scale), scaled=self.loss_scale is not None)) != float(self.scale):
             self.scale.fill_(scale)  # saved in another precision
             self.good_steps.zero_()
         self.adopt_values()
-        for buffer in self.buffers:
-            buffer.grads.zero_()
+        self.drop_gradients()
         for name, view in self._per_parameter().items():
             # A run that kept no mean before begins with what it has.
             view.copy_(tensors.get(name, view) if name.endswith(".average") else tensors[name])
@@ -415,8 +419,7 @@ class FieldAdam(torch.optim.Optimizer):
         """The native step has zeroed what it used; what is left is of a loop that made no step."""
         if self._native is None:
             return super().zero_grad(set_to_none)
-        for buffer in self._native.buffers:
-            buffer.grads.zero_()
+        self._native.drop_gradients()
 
     def state_dict(self) -> dict[str, Any]:
         groups = [{name: value for name, value in group.items() if name != "params"} for group in self.param_groups]

@@ -166,8 +166,7 @@ def first_bad_tensor(trainer: Trainer) -> str:
         for buffer in optimizer.buffers:
             for name, view in zip(buffer.names, buffer.views(buffer.grads), strict=True):
                 found = found or (None if _finite(view) else f"gradient of {name}")
-            buffer.grads.zero_()
-        optimizer.found_inf.zero_()
+        optimizer.drop_gradients()
         why = "the gradients overflowed only at the larger loss scale" if optimizer.scaled else "it was another batch"
         return found or f"none any more: {why}"
 

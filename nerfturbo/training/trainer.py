@@ -271,6 +271,7 @@ class Trainer:
         refine.rehearse(self.model, self.scene.cameras)
         refine.rehearse_culling(self.model, self.pixels)
         refine.recall_culled(self.model, self.step)
+        self.optimizer.drop_gradients()  # of a step that ran out of memory, say
         self.stepper.prepare()
         self.guard.start(self)
         self.monitor = self.monitor or open_monitor(self.device)

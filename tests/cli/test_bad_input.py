@@ -348,6 +348,18 @@ def test_work_that_needs_more_memory_than_is_free_is_refused(
     assert done.code == 2 and says in done.err and not list(Path().glob("new*")), done.err
 
 
+@pytest.mark.parametrize(
+    ("words", "needs"), [("export points RUN new.ply --points 9000000", "243"), ("export web RUN new.html", "30")]
+)
+def test_exports_that_would_not_fit_the_disk_are_refused(
+    nerfturbo: Nerfturbo, run_folder: Path, monkeypatch: pytest.MonkeyPatch, words: str, needs: str
+) -> None:
+    usage = shutil.disk_usage(".")._replace(free=2_000_000)
+    monkeypatch.setattr("nerfturbo.evaluation.run_folder.shutil.disk_usage", lambda folder: usage)
+    done = nerfturbo(*(str(run_folder) if word == "RUN" else word for word in words.split()))
+    assert done.code == 2 and f"No space left on device, 2 of {needs} MB" in done.err and "opening" not in done.err
+
+
 def test_checkpoints_that_would_not_fit_the_disk_are_refused_before_training(
     nerfturbo: Nerfturbo, scene: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,5 @@
-"""What a run meets in the night: a folder that is gone or cannot be written, a second process, a clock that jumps."""
+"""What a run meets in the night: no memory, a folder that is gone or cannot be written, a second process, a clock that
+jumps."""
 
 from __future__ import annotations
 
@@ -11,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from nerfturbo.cli import train
 from nerfturbo.cli.session import Session
 from nerfturbo.training.checkpoint import latest_checkpoint, read_state, read_tensors
+from nerfturbo.training.step import TrainingStep
 
 from ..tiny import TINY_FLAGS
 from .conftest import Nerfturbo
@@ -33,6 +36,34 @@ def at_step(monkeypatch: pytest.MonkeyPatch, step: int, happens: Any) -> None:
             happens()
 
     monkeypatch.setattr(Session, "_show", shown)
+
+
+@pytest.mark.parametrize("loop", ["native", "lightning"])
+def test_memory_that_runs_out_in_a_step(
+    nerfturbo: Nerfturbo, scene: Path, monkeypatch: pytest.MonkeyPatch, loop: str
+) -> None:
+    """The last whole step is saved, and the command that the error names goes on from it."""
+    if loop == "lightning":
+        pytest.importorskip("lightning")
+    differentiate, calls = TrainingStep.differentiate, []
+
+    def hungry(self: TrainingStep, *args: Any) -> None:
+        differentiate(self, *args)
+        calls.append(args)
+        if len(calls) == 4:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")
+
+    monkeypatch.setattr(TrainingStep, "differentiate", hungry)
+    flags = ["--steps", 5, "--output", "run", "--trainer", loop]
+    done = nerfturbo("train", scene, *TINY_FLAGS, *flags)
+    assert done.code == 2 and "Traceback" not in done.err
+    says = r"error: memory: expected enough for a step, ran out after step 3 \(CUDA out of memory\. Tried to allocate "
+    says += r"2\.00 GiB\.\); \S+step_00000003 is saved, go on with smaller batches: nerfturbo (train .*)\n"
+    named = re.search(says, done.err)
+    assert named is not None, done.err
+    assert nerfturbo(*named[1].split(), "--backend", "reference", "--turntable", 0).code == 0
+    state = read_state(latest_checkpoint(Path("run")))
+    assert state.step == 5 and state.config["train"]["batch_samples"] == 256
 
 
 def test_a_run_folder_that_disappears(nerfturbo: Nerfturbo, scene: Path, monkeypatch: pytest.MonkeyPatch) -> None:

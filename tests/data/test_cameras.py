@@ -81,6 +81,13 @@ def test_pixel_cones_of_a_picture_cover_its_solid_angle() -> None:
     assert math.isclose(float(area), exact, rel_tol=1e-3)
 
 
+def test_a_shift_looks_past_the_pixel_that_is_asked_for() -> None:
+    cameras, index = make(), torch.tensor([0, 3])
+    x, y = torch.tensor([1.5, 4.0]), torch.tensor([2.5, 0.5])
+    shifted = cameras.looking_past((0.25, -1.5)).rays(index, x, y)
+    torch.testing.assert_close(shifted.directions, cameras.rays(index, x + 0.25, y - 1.5).directions)
+
+
 def test_times_and_indices_travel_with_rays() -> None:
     cameras = replace(make(), times=torch.linspace(0, 1, 5))
     rays = cameras.rays(torch.tensor([4, 2]), torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0]))
@@ -194,4 +201,8 @@ def test_rotations_of_quaternions_and_between_vectors() -> None:
         turn = turn_between(source, target)
         torch.testing.assert_close(turn @ source, target)
         torch.testing.assert_close(turn @ turn.T, torch.eye(3, dtype=torch.float64))
-    torch.testing.assert_close(turn_between(axis[0], -axis[0]) @ axis[0], -axis[0])
+    for source in (axis[0], *torch.eye(3, dtype=torch.float64), *-torch.eye(3, dtype=torch.float64)):
+        half = turn_between(source, -source)
+        torch.testing.assert_close(half @ source, -source)
+        torch.testing.assert_close(half @ half, torch.eye(3, dtype=torch.float64))
+        assert float(torch.linalg.det(half)) == pytest.approx(1.0)

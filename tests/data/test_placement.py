@@ -10,7 +10,7 @@ import torch
 from nerfturbo.config import Config, GridConfig, GridSamplerConfig, LossConfig, VanillaConfig
 from nerfturbo.data.cameras import Cameras, look_at
 from nerfturbo.data.options import LoadOptions
-from nerfturbo.data.placement import levels_for, place, placed_poses
+from nerfturbo.data.placement import _sample, levels_for, place, placed_poses
 from nerfturbo.data.scene_defaults import fitted_config
 from nerfturbo.presets import preset
 
@@ -131,3 +131,8 @@ def test_bounds_that_are_asked_for_are_not_in_doubt_and_rays_end_behind_the_last
         eyes = placed_poses(poses, placement)[:, :, 3].abs()
         corner = torch.tensor(box.size) * 0.5 * 2.0 ** (levels - 1)
         assert placement.extent.far == pytest.approx(float((eyes + corner).norm(dim=-1).max()), rel=1e-4)
+
+
+def test_of_many_points_an_even_part_is_looked_at() -> None:
+    points = torch.arange(40_000.0)[:, None].expand(-1, 3)
+    assert _sample(points)[:, 0].tolist() == list(range(0, 40_000, 2)) and len(_sample(points[1:])) == 39_999

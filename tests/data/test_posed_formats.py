@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from nerfturbo.data.formats import llff, posed
-from nerfturbo.data.formats.colmap import N_PARAMETERS, ColmapCamera, lens_of
+from nerfturbo.data.formats.colmap import N_PARAMETERS, ColmapCamera, lens_of, read_features
 from nerfturbo.data.formats.posed import unit_times
 from nerfturbo.data.images import decode_image, save_image
 from nerfturbo.data.options import LoadOptions
@@ -176,6 +176,13 @@ def test_colmap_models(
     assert cameras.model == model and cameras.focal[0].tolist() == [30.0, 30.0]
     assert cameras.center[0].tolist() == [12.0, 8.0]
     assert distortion is None or cameras.distortion[0].tolist() == pytest.approx(distortion)
+
+
+def test_features_that_show_no_point_are_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "images.txt"
+    file.write_text("7 1 0 0 0 0 0 0 1 a.png\n1.5 2.5 3 4 5 -1 nan 6 8 7 inf 9 8.5 9.5 0\n")
+    ((number, pixels, points),) = read_features(file)
+    assert (number, pixels.tolist(), points.tolist()) == (7, [[1.5, 2.5], [8.5, 9.5]], [3, 0])
 
 
 def test_colmap_spheres(tmp_path: Path) -> None:

@@ -140,3 +140,11 @@ def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> N
     run_folder.release_claims()
     assert [name for name in left + kept if (tmp_path / name).exists()] == kept
     assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_a_folder_that_is_read_only_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the system says it: root may write everywhere, so that no mode of the folder would show it here."""
+    monkeypatch.setattr(run_folder.os, "access", lambda path, mode: False)
+    with pytest.raises(InputError, match=f"new: expected a place that can be written, got {tmp_path} is read-only"):
+        run_folder.check_writable(tmp_path / "new")
+    assert not list(tmp_path.iterdir())

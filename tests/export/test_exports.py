@@ -233,6 +233,14 @@ class Fog(Toybox):
         return torch.full_like(positions[:, 0], self.thickness)
 
 
+def test_more_points_than_fit_the_memory_are_refused(model: NerfModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    cameras, box = ball_scene(n_views=2, size=12).cameras, export_box(model, None)
+    for free, says in ((12_799, "--points: expected what fits the 0 MB of free memory"), (12_800, "none")):
+        monkeypatch.setattr("nerfturbo.data.pool_file.available_memory", lambda free=free: free)
+        with use_backend("reference"), pytest.raises(InputError, match=says):
+            extract_points(make_model(Fog(0.05)), cameras, box, 100)
+
+
 def test_where_there_are_no_points_the_error_says_why(model: NerfModel) -> None:
     cameras = ball_scene(n_views=2, size=12).cameras
     with use_backend("reference"):

@@ -367,3 +367,9 @@ def test_nested_levels_show_what_is_far_away() -> None:
     coarse = render_page(make_baked(3, voxel=0.12), make_cameras(), 1)
     assert psnr(image.rgb, coarse.rgb) > 20.0
     assert Aabb.cube(1.2).size == (2.4, 2.4, 2.4) and isinstance(baked, Baked)
+
+
+def test_more_vertices_than_fit_the_memory_are_refused(model: NerfModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nerfturbo.data.pool_file.available_memory", lambda: 5_000)
+    with use_backend("reference"), pytest.raises(InputError, match="--budget-mb: expected what fits the 0 MB of free"):
+        bake(model, ball_scene().cameras, BakeSettings(1e6, n_rays=512, tune_steps=1))

@@ -40,6 +40,26 @@ def test_feature_major_colours_keep_their_layout(kernel_device: torch.device):
     assert torch.equal(results[0][1], results[1][1])
 
 
+@pytest.mark.parametrize("output", ["opacity", "depth"])
+def test_gradients_may_have_strides(kernel_device: torch.device, output: str):
+    """Of a sum they are one number, expanded; of a column they lie apart."""
+    samples = samples_to(make_samples(10, tail=2), str(kernel_device))
+    inputs = {name: t.to(kernel_device) for name, t in _field(samples.capacity).items()}
+    density, spread = inputs["density"].requires_grad_(), torch.rand(samples.n_rays, 3, device=kernel_device)
+    with use_backend("triton"):
+        for given in (spread[:, 1], torch.ones((), device=kernel_device).expand(samples.n_rays)):
+            out = getattr(composite(density, inputs["rgb"], samples), output)
+            found, expected = (torch.autograd.grad(out, density, g, True)[0] for g in (given, given.contiguous()))
+            assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("wanted", ["density", "rgb"])
+def test_only_the_gradient_that_is_wanted(wanted: str):
+    samples = make_samples(10, tail=2)
+    inputs, samples = _field(samples.capacity), samples_to(samples, HERE.device)
+    compare(HERE, lambda density, rgb: composite(density, rgb, samples), inputs, [wanted], names=OUTPUTS)
+
+
 @pytest.mark.parametrize("channels", [2, 19])
 def test_many_channels(channels: int):
     samples = make_samples(10, tail=2)

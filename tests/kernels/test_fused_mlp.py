@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -135,3 +136,22 @@ def test_what_does_not_fit_a_fused_kernel_runs_by_layers(monkeypatch: pytest.Mon
         assert tuple(_mlp.fits(w, torch.float16, device) for w in (small, large)) == expected
     monkeypatch.setattr(_mlp, "fp32_precision", lambda: "ieee")
     assert not _mlp.fits(small, torch.float32, device)
+
+
+def test_a_gpu_says_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AMD's GPUs count their generations otherwise: theirs have matrix cores, and 64 KiB where nothing is said."""
+    _mlp = pytest.importorskip("nerfturbo.ops.mlp.triton")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(major=7))
+    for hip, expected in ((None, (7, 1 << 16)), ("6.2", (9, 1 << 16))):
+        monkeypatch.setattr(torch.version, "hip", hip)
+        assert _mlp._capability.__wrapped__(torch.device("cuda")) == expected
+
+
+def test_sums_begin_at_aligned_addresses_and_share_no_memory() -> None:
+    _mlp = pytest.importorskip("nerfturbo.ops.mlp.triton")
+    weights = [torch.empty(size) for size in ((5, 7), (1, 32), (3, 11))]
+    sums = _mlp.zero_sums(weights)
+    assert [one.storage_offset() for one in sums] == [0, 64, 96] and sums[0].untyped_storage().nbytes() == 4 * 160
+    for index, one in enumerate(sums):
+        one.fill_(index + 1.0)
+    assert [one.unique().tolist() for one in sums] == [[1.0], [2.0], [3.0]]

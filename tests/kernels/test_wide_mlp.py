@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nerfturbo.errors import InputError
 from nerfturbo.ops import use_backend
+from nerfturbo.ops.mlp import triton as triton_mlp
 from nerfturbo.ops.mlp import wide_mlp
 
 from ..ops.cases import assert_as_good_as_torch, assert_close, assert_within, generator, steady_rows
@@ -152,3 +153,18 @@ def test_without_a_gradient_two_layers_are_held_at_a_time(kernel_device: torch.d
     with torch.no_grad(), use_backend("triton"), PeakBytes() as peak:
         wide_mlp(inputs, weights, biases, skip=4)
     assert peak.n_bytes <= 2.25 * 64 * 256 * 4  # where the skip joins: 256 + 64 columns in, 256 out
+
+
+@pytest.mark.parametrize(("largest", "slices"), [(1 << 23, 3), (12, 2), (6, None)])
+def test_partial_sums_are_long_and_fit_their_memory(
+    monkeypatch: pytest.MonkeyPatch, largest: int, slices: int | None
+) -> None:
+    """At least SLICE rows in each, at most LARGEST_PARTIAL numbers in all of them."""
+    seen, bmm = [], torch.bmm
+    monkeypatch.setattr(triton_mlp, "LARGEST_PARTIAL", largest)
+    monkeypatch.setattr(torch, "bmm", lambda a, b: seen.append(a.shape[0]) or bmm(a, b))
+    n = 3 * triton_mlp.SLICE + 5
+    a, b = torch.randn(n, 2, generator=generator(1)), torch.randn(n, 3, generator=generator(2))
+    found = triton_mlp.sum_of_products(a, b)
+    torch.testing.assert_close(found.double(), a.double().T @ b.double(), rtol=1e-4, atol=1e-3)
+    assert seen == ([] if slices is None else [slices])

@@ -57,6 +57,11 @@ def test_special_rays(target: Target):
         assert (t_min[2], t_max[2]) == (0.5, 0.5)  # behind
         assert t_min[4] == t_max[4] == t_min[5] == t_max[5] == t_min[6] == t_max[6] == 0.5  # nonsense misses
         assert (t_min[7], t_max[7]) == (0.5, 1.0)
+        with use_backend(backend):  # the box begins past what is looked at: a miss as well
+            beyond = ray_aabb(
+                torch.zeros_like(origins[:1]) - 3.0 * directions[:1], directions[:1], box, near=0.5, far=1.5
+            )
+        assert [value.tolist() for value in beyond] == [[0.5], [0.5]]
 
 
 def test_points_inside_and_outside():

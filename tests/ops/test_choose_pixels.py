@@ -18,6 +18,7 @@ from nerfturbo.ops.pixels import (
     pack_words,
     unpack_words,
 )
+from nerfturbo.ops.pixels.reference import BITS, scale
 
 from .cases import Target, assert_close, generator, require
 
@@ -80,6 +81,14 @@ def test_without_mask_and_guide_they_are_the_pixels_of_draw_pixels() -> None:
     pool = PixelPool(colours, OFFSETS, WIDTHS, torch.eye(3, 4).repeat(n_images, 1, 1), torch.ones(n_images, 4))
     rgb = (draw_pixels(pool, 500, seed=3, step=7).rgba * 255.0).round().long()
     assert torch.equal(choose(500).indices, rgb[:, 0] + 256 * rgb[:, 1])
+
+
+def test_a_draw_is_scaled_by_all_of_its_48_bits() -> None:
+    words = torch.randint(0, 1 << BITS, (4096, 2), generator=generator(3))
+    words[0], words[1] = (1 << BITS) - 1, 0
+    for n in (1, 3, 12_345, 1 << 20, (1 << 30) + 7):
+        expected = [((high << BITS) + low) * n >> 2 * BITS for high, low in words.tolist()]
+        assert scale(words, n).tolist() == scale(words, torch.tensor(n)).tolist() == expected
 
 
 def test_masked_draws_are_uniform_over_what_is_left() -> None:

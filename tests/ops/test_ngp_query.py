@@ -9,7 +9,7 @@ from torch import Tensor
 from nerfturbo.errors import InputError
 from nerfturbo.ops import use_backend
 from nerfturbo.ops.hash_encode import hash_encode
-from nerfturbo.ops.ngp import NgpGrid, NgpWeights, ngp_field, ngp_query
+from nerfturbo.ops.ngp import NgpGrid, NgpWeights, ngp_field, ngp_query, skips_unused
 
 from .cases import SMALL_LAYOUT, Target, assert_close, compare, generator, make_positions, make_table, require
 
@@ -95,3 +95,10 @@ def test_wrong_shapes_are_named(target: Target):
     for name, value in wrong.items():
         with use_backend(target.backend), pytest.raises(InputError, match=name):
             _query(**good | {name: value})
+
+
+def test_the_reference_leaves_out_unused_rows() -> None:
+    inputs = _inputs(4)
+    weights = NgpWeights(*(inputs[name] for name in NgpWeights._fields))
+    with use_backend("reference"):
+        assert skips_unused(inputs["table"], weights) is True  # as its docstring says: rendering may ask for many

@@ -82,6 +82,21 @@ def test_streams_steps_and_seeds_are_independent():
     assert correlation.abs().max() < 0.06
 
 
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_numbers_past_their_words_wrap(backend: str):
+    """Step and stream are words of 32 bits, the seed is one of 64."""
+    with use_backend(backend):
+        options = {"seed": 5, "stream": 7, "step": 9}
+        expected = random_bits(3, columns=4, device="cpu", **options)
+        for name, bits in (("seed", 64), ("stream", 32), ("step", 32)):
+            for turns in (1, -1):
+                turned = options | {name: options[name] + turns * (1 << bits)}
+                assert torch.equal(random_bits(3, columns=4, device="cpu", **turned), expected), name
+        minus_one = random_uniform(1, seed=-1, stream=-1, step=-1, first=-1, columns=4, device="cpu")
+        known = torch.tensor([[word >> 8 for word in KNOWN[1][2]]]) * 2.0**-24
+        assert torch.equal(minus_one, known)
+
+
 def test_uniform_is_uniform():
     draws = random_uniform(100_000, columns=4, seed=11, stream=0, step=0, device="cpu").flatten()
     assert draws.min() >= 0.0

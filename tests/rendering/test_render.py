@@ -14,6 +14,7 @@ from nerfturbo.fields import InstantNGP
 from nerfturbo.ops.packed import packed_cumsum, packed_sum
 from nerfturbo.ops.positions import ray_aabb
 from nerfturbo.rendering import color_loss, ray_marching, render_rays, volume_rendering
+from nerfturbo.rendering.render import _sphere
 from nerfturbo.sampling import OccupancyGrid
 from nerfturbo.types import Aabb, PackedSamples, Rays
 
@@ -90,6 +91,19 @@ def test_pruning_only_drops_what_is_not_seen():
     assert pruned.samples is not None and whole.samples is not None
     assert pruned.samples.capacity < 0.8 * whole.samples.capacity
     assert (whole.rgb - pruned.rgb).abs().max() < 1e-3
+
+
+def test_either_threshold_asks_for_densities_and_none_asks_nothing():
+    rays, ball = make_rays(50), Ball(density=2.0)
+    asked = []
+
+    def density(starts: Tensor, ends: Tensor, index: Tensor) -> Tensor:
+        asked.append(len(index))
+        return ball.density(rays.origins[index] + rays.directions[index] * ((starts + ends) * 0.5)[:, None])
+
+    for eps, alpha, times in ((0.0, 0.0, 0), (0.0, 1e-3, 1), (1e-4, 0.0, 2), (1e-4, 1e-3, 3)):
+        ray_marching(rays, full_grid(), sigma_fn=density, early_stop_eps=eps, alpha_thre=alpha)
+        assert len(asked) == times
 
 
 def test_background_fills_what_is_not_opaque():
@@ -191,3 +205,12 @@ def test_the_loss_of_doubles_is_that_of_floats(kind) -> None:
     rgb, target = torch.rand(2, 7, 3, generator=torch.Generator().manual_seed(3)).unbind(0)
     one, two = color_loss(rgb, target, kind=kind), color_loss(rgb.double(), target.double(), kind=kind)
     assert two.dtype == torch.float64 and float(two) == pytest.approx(float(one), rel=1e-5)
+
+
+def test_places_about_a_point_are_spread_evenly() -> None:
+    """Unit vectors whose mean is zero and whose moments are those of the sphere."""
+    around = _sphere(torch.device("cpu")).double()
+    assert torch.allclose(around.norm(dim=-1), torch.ones(len(around), dtype=torch.float64), atol=1e-6)
+    assert float(around.mean(0).norm()) < 0.02
+    assert torch.allclose(around.T @ around / len(around), torch.eye(3, dtype=torch.float64) / 3.0, atol=0.02)
+    assert float((around @ around.T - 2.0 * torch.eye(len(around))).amax()) < 0.9  # no two alike

@@ -8,6 +8,7 @@ import torch
 from nerfturbo.config import GridConfig
 from nerfturbo.data.cameras import Cameras, look_at
 from nerfturbo.errors import InputError
+from nerfturbo.ops.march import unpack_bits
 from nerfturbo.ops.positions import fold, unfold, unit_positions
 from nerfturbo.sampling import ContractedGrid, Draw, RaySpan
 from nerfturbo.sampling.grid import Frusta
@@ -119,3 +120,12 @@ def test_cells_that_no_camera_sees_are_given_up(kind):
 def test_boxes_are_not_contracted():
     with pytest.raises(InputError, match="contraction"):
         contracted("none")
+
+
+def test_of_a_sphere_the_corners_of_the_cube_are_given_up() -> None:
+    """A cell is kept where its nearest corner or face comes within half a unit of the middle of the cube."""
+    sampler, r = contracted("sphere", resolution=8), 8
+    low = torch.cartesian_prod(*[torch.arange(r)] * 3) / r
+    nearest = torch.minimum(torch.maximum(torch.full((3,), 0.5), low), low + 1.0 / r)
+    inside = (nearest - 0.5).norm(dim=-1) < 0.5
+    assert int((~inside).sum()) > 0 and torch.equal(unpack_bits(sampler.cells.bits)[: r**3], inside)

@@ -20,7 +20,8 @@ from nerfturbo import (
 )
 from nerfturbo.config import GridConfig
 from nerfturbo.ops.march import unpack_bits
-from nerfturbo.sampling.geometry import cells_with_points
+from nerfturbo.ops.march.reference import is_occupied
+from nerfturbo.sampling.geometry import _barycentric, cells_with_points
 from nerfturbo.sampling.uniform import uniform_samples
 from nerfturbo.types import PackedSamples
 
@@ -89,6 +90,20 @@ def test_a_mesh_occupies_its_surface_and_what_it_encloses():
     assert (hit.packed_info[:, 1] > 0).all()  # no hole in the surface
     with pytest.raises(InputError, match="faces"):
         OccupancyGrid.from_mesh(vertices, faces + 10**6)
+
+
+def test_a_triangle_leaves_no_hole_in_a_flat_box():
+    """Cells of a flat box are flat: points lie half of their shortest side apart."""
+    box = Aabb((-1.0, -1.0, -0.05), (1.0, 1.0, 0.05))
+    vertices = torch.tensor([[0.0, 0.0, -0.049], [0.06, 0.0, 0.049], [0.0, 0.06, 0.049]])
+    weights = torch.rand(20_000, 3, generator=torch.Generator().manual_seed(1))
+    inside = weights / weights.sum(-1, keepdim=True) @ vertices
+    grid = OccupancyGrid.from_mesh(vertices, torch.tensor([[0, 1, 2]]), box, GridConfig(resolution=16), margin=0)
+    assert float(is_occupied(grid.occupancy, inside).float().mean()) > 0.98
+    for n in (1, 2, 8):
+        weights = _barycentric(n, vertices)
+        assert weights.shape == ((n + 1) * (n + 2) // 2, 3) and len(weights.unique(dim=0)) == len(weights)
+        assert float(weights.min()) >= 0.0 and torch.allclose(weights.sum(-1), torch.ones(len(weights)))
 
 
 def test_a_grid_set_by_hand_must_fit():

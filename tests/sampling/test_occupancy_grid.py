@@ -138,3 +138,13 @@ def test_a_refined_sampler_takes_shorter_steps_through_the_same_grid():
 def test_bad_settings_are_named(name: str, value: int):
     with pytest.raises(InputError, match=name):
         make_grid(**{name: value})
+
+
+def test_a_grid_of_points_holds_them_and_their_neighbours() -> None:
+    points = torch.tensor([[0.1, -0.2, 0.3], [0.9, 0.9, -0.9]])
+    grid = OccupancyGrid.from_points(points, Aabb.cube(1.0), GridConfig(resolution=8), margin=1)
+    assert bool(is_occupied(grid.occupancy, points).all())
+    assert round(float(grid.occupied_fraction()) * grid.n_cells) == 27 + 8  # the second lies in a corner of the box
+    assert grid.step_size == pytest.approx(Aabb.cube(1.0).diagonal / 1024.0)
+    with pytest.raises(InputError, match="points: expected"):
+        OccupancyGrid.from_points(points[0], Aabb.cube(1.0), GridConfig(resolution=8))

@@ -139,6 +139,14 @@ def test_annealing_begins_even_and_ends_exact():
     assert float(inside) > 0.85
 
 
+def test_weights_are_resampled_by_their_power():
+    edges = torch.linspace(0.0, 1.0, 6).expand(2, -1).contiguous()
+    weights = torch.tensor([[0.1, 0.5, 0.0, 0.3, 0.1], [0.0, 0.0, 1.0, 0.0, 0.0]])
+    for power in (0.5, 2.0, torch.tensor(0.5)):
+        assert torch.equal(resample(edges, weights, 4, power=power), resample(edges, weights.pow(power), 4))
+    assert not torch.equal(resample(edges, weights, 4, power=0.5), resample(edges, weights, 4))
+
+
 def test_samples_gather_where_proposals_are_dense():
     span = RaySpan(near=0.1, far=8.0)
     estimator = nt.ProposalEstimator([Wall(), Wall()], n_samples=16, coarse_samples=(32, 32), span=span)
@@ -148,6 +156,8 @@ def test_samples_gather_where_proposals_are_dense():
     near_wall = ((samples.midpoints() - 2.0).abs() < 0.3).float().mean()
     assert float(near_wall) > 0.7
     assert estimator.evaluations_per_ray == 64
+    # Bytes of a ray: its largest stage, coarse or fine, and 12 of every coarse sample for the loss.
+    assert estimator.bytes_per_ray(96, 0) == 32 * 96 + 64 * 12 and estimator.bytes_per_ray(1000, 0) == 16_000 + 768
 
 
 def test_draws_are_those_of_seed_step_and_ray():

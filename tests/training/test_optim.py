@@ -45,6 +45,9 @@ def test_schedules_warm_up_and_end_where_they_should(monkeypatch: pytest.MonkeyP
     assert rates("multistep") == [0.1, 1.0, 1.0, 0.5, 0.25, 0.25]
     cosine, exponential = rates("cosine"), rates("exponential")
     assert cosine[0] == exponential[0] == 0.1 and cosine[-1] == exponential[-1] == 0.1
+    for kind in ("cosine", "exponential"):  # past its end a run stays there
+        config = OptimConfig(schedule=kind)
+        assert learning_rate(config, 999, 1.3) == learning_rate(config, 999, 1.0)
     assert cosine[3] == pytest.approx(0.55) and exponential[3] == pytest.approx(10**-0.5, abs=1e-4)
 
 
@@ -184,3 +187,17 @@ def test_a_sampler_that_knows_how_many_rays_fill_a_batch_limits_them() -> None:
     assert ray_budget(model).max_rays == 32
     model.sampler.max_rays = lambda samples: samples
     assert ray_budget(model).max_rays == 64
+
+
+def test_a_level_of_tables_decays_by_its_own_size() -> None:
+    class Tables(torch.nn.Module):
+        level_sizes, kept_levels = [4, 2, 8, 8, 6], 1
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables = torch.nn.ParameterList([torch.zeros(28)])
+
+    model, other = Tables(), torch.nn.Parameter(torch.zeros(6))
+    found = optim.level_decays(model, [model.tables[0], other], 12.0)
+    assert found == ((0, 4, 0.0), (4, 6, 12.0), (6, 22, 3.0), (22, 34, 4.0))  # 2 * 12 / size, runs of one decay joined
+    assert optim.level_decays(model, [other], 0.0) == ()

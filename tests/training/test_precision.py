@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,16 @@ from nerfturbo.ops.adam import ScaleRule
 from nerfturbo.training import Trainer
 from nerfturbo.training.loss import Stages, render_and_compare
 from nerfturbo.training.precision import resolve_precision
-from nerfturbo.training.stability import IN_A_ROW, ScaleWatch, StabilityGuard, UnstableError, first_bad_tensor
+from nerfturbo.training.stability import (
+    FALLS,
+    IN_A_ROW,
+    WINDOW,
+    ScaleWatch,
+    StabilityGuard,
+    UnstableError,
+    first_bad_tensor,
+)
+from nerfturbo.training.step import StepRecord
 
 from ..tiny import ball_scene, tiny_config
 
@@ -122,6 +132,17 @@ def test_clipping_and_accumulation_act_on_unscaled_gradients() -> None:
         results.append(torch.cat(moved).detach())
         assert float(results[-1].norm()) == pytest.approx(1e-2, rel=1e-3)
     assert torch.allclose(*results, atol=1e-6)
+
+
+def test_clipping_is_that_of_torch_for_the_smallest_gradients_too() -> None:
+    for size in (1e-6, 1e-3, 1.0):
+        value, own = nn.Parameter(torch.zeros(3)), nn.Linear(3, 1, bias=False)
+        value.grad = torch.tensor([3.0, 4.0, 0.0]) * size
+        torch.nn.utils.clip_grad_norm_([value], 1e-6)
+        amp = MixedPrecision(own, torch.optim.SGD(own.parameters(), lr=1.0), precision="fp32", clip_norm=1e-6)
+        nn.init.zeros_(own.weight)
+        amp.step(own(torch.tensor([3.0, 4.0, 0.0])).sum() * size)
+        torch.testing.assert_close(-own.weight.detach()[0], value.grad, rtol=1e-5, atol=0.0)
 
 
 def test_the_helper_keeps_its_state_and_refuses_half_masters() -> None:
@@ -333,6 +354,23 @@ def test_a_bad_gradient_is_named_where_a_loop_of_others_has_dropped_it() -> None
         made.model.zero_grad(set_to_none=True)
         assert first_bad_tensor(made) == "gradient of field.density_net.weights.0"
         assert all(not buffer.grads.any() for buffer in made.optimizer.buffers)
+
+
+def test_a_warning_is_logged_and_reported_with_its_trainer(caplog: pytest.LogCaptureFixture) -> None:
+    guard, said = StabilityGuard("fp16"), []
+    guard.report, guard._named = lambda *words: said.append(words), True
+    trainer: Any = SimpleNamespace(config=tiny_config(), lr_factor=1.0)
+    guard(trainer, StepRecord(10, 1.0, 1.0, 1, 1, 1, 1, 1, skipped=FALLS, loss_scale=64.0))
+    ((first, text),) = said
+    assert first is trainer and text.startswith("step 10: the loss scale keeps falling, it is 64")
+    assert [record.getMessage() for record in caplog.records] == [text]
+
+
+@pytest.mark.parametrize(("later", "advised"), [(WINDOW, True), (WINDOW + 1, False)])
+def test_a_fall_counts_as_long_as_the_window_is(later: int, advised: bool) -> None:
+    watch = ScaleWatch("fp16")
+    assert watch.see(10, FALLS - 1, 1024.0) is None
+    assert (watch.see(10 + later, 1, 1024.0) is not None) is advised
 
 
 def test_the_watch_counts_rows_and_windows_over_chunks_of_steps() -> None:

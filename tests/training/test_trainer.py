@@ -175,3 +175,24 @@ def test_for_scene_fits_the_config_and_the_plain_constructor_says_so(caplog: pyt
     assert Trainer.for_scene(ball_scene(), steps=7).config == replace(
         preset("auto", "cpu"), train=replace(preset("auto", "cpu").train, steps=7)
     )
+
+
+def test_after_a_step_without_enough_memory_training_goes_on_as_if_it_had_had_it() -> None:
+    """Its gradients are dropped: the step is made again, and the weights are those of a run without trouble."""
+    trainers = [Trainer(tiny_config(steps=5), ball_scene()) for _ in range(2)]
+    differentiate, calls = trainers[1].stepper.differentiate, []
+
+    def hungry(*args: object) -> None:
+        differentiate(*args)
+        calls.append(args)
+        if len(calls) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    trainers[1].stepper.differentiate = hungry
+    with use_backend("reference"):
+        trainers[0].fit()
+        with pytest.raises(torch.OutOfMemoryError):
+            trainers[1].fit()
+        assert trainers[1].step == 2 and trainers[1].fit().steps == 5
+    for one, other in zip(trainers[0].model.parameters(), trainers[1].model.parameters(), strict=True):
+        assert torch.equal(one, other)

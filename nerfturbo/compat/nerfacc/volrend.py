@@ -78,8 +78,7 @@ def _old_density_weights(
     early_stop_eps: float = 1e-4,
     alpha_thre: float = 0.0,
 ) -> Tensor:
-    alphas = -torch.expm1(-sigmas * (t_ends - t_starts))
-    return _old_weights(packed_info, alphas, early_stop_eps, alpha_thre)
+    return _old_weights(packed_info, -torch.expm1(-sigmas * (t_ends - t_starts)), early_stop_eps, alpha_thre)
 
 
 def _old_rendering(

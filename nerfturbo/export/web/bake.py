@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...data.cameras import Cameras
 from ...data.placement import require_plain
+from ...data.pool_file import check_memory
 from ...data.scene import Scene, downscaled
 from ...evaluation.evaluate import choose_views, truth_image
 from ...evaluation.metrics import mean_psnr, psnr
@@ -18,7 +19,7 @@ from ...rendering.model import FAR, NerfModel, half_box
 from .. import Progress, quiet
 from ..mesh import export_box
 from . import teacher
-from .baked import N_BASE, Baked, Chunk, pack
+from .baked import N_BASE, N_FEATURES, Baked, Chunk, pack
 from .lattice import Lattice, SparseBlocks
 from .reference import render_page
 from .teacher import VisibleCells, ask_field
@@ -31,6 +32,7 @@ LEAST_CELLS = 14
 MAX_LEVELS = 9
 PLAIN_BELOW = 0.5  # of the finest resolution: below that, view-dependent features cost more than they bring
 LEAST_BYTES = {True: 4.0, False: 2.0}  # less than a vertex was ever seen to take, with and without features
+VERTEX_BYTES = 16 * (N_BASE + N_FEATURES)  # of fine-tuning: value, gradient, and two means of it
 SLACK = 0.94  # of the budget that first values may take: fine-tuning makes them a little less regular
 SAMPLED = 1 << 18  # vertices; of more, every SAMPLED_BLOCKS-th block says what a vertex takes before all are asked
 SAMPLED_BLOCKS = 8
@@ -214,6 +216,7 @@ def _within_budget(
     lattice, seen = finest, cells
 
     def first(blocks: SparseBlocks) -> tuple[Tensor, float]:
+        check_memory("--budget-mb", VERTEX_BYTES * blocks.n_vertices, "use a smaller one", model.device)
         options = {"time": settings.time, "n_directions": plan.n_directions}
         values = teacher.first_values(model.field, cameras, blocks, features=features, **options)
         return values, _file_bytes(pack(Baked.of(blocks, values, None, 0.0), level=1), settings)

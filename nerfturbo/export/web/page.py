@@ -48,8 +48,7 @@ def write_page(path: Path, result: BakeResult, cameras: Cameras, facts: PageFact
         "folder": DATA_FOLDER if split else None,
     }
     told = {"name": facts.name, "seconds": facts.seconds} | ({} if facts.score is None else asdict(facts.score))
-    modules = sum(len(_source(name).encode("utf-8")) for name in MODULES)
-    others = result.data_bytes + modules if split else 0
+    others = result.data_bytes + sum(len(_source(name).encode("utf-8")) for name in MODULES) if split else 0
     size, page = 0, b""
     for _ in range(3):  # the page says how large it is, which makes it a few digits larger
         page = render_page(scene | {"facts": told | {"bytes": size}}, result.chunks, split=split)

@@ -168,5 +168,4 @@ class _Learner:
         out = composite(density, carried, samples)
         color = shade(out.rgb, out.opacity, rays.directions, network) + (1.0 - out.opacity)[:, None] * behind
         truth = self.pool.colors[chosen].float()
-        target = truth[:, :3] + (1.0 - truth[:, 3:]) * behind
-        return torch.nn.functional.mse_loss(color, target)
+        return torch.nn.functional.mse_loss(color, truth[:, :3] + (1.0 - truth[:, 3:]) * behind)

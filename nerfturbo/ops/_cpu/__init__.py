@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import InputError
+from ...errors import refuse
 
 # "contract" alone (fused multiply-add) is safe: NaN and infinity keep their meaning. Kernels whose decisions must equal
 # the reference's to the bit are compiled without it.
@@ -187,7 +187,6 @@ def array(tensor: Tensor) -> np.ndarray:
 
 def as_float32(name: str, tensor: Tensor) -> Tensor:
     """Half precision is widened; float64 belongs to the reference."""
-    if tensor.dtype == torch.float64:
-        hint = "use_backend('reference') carries float64"
-        raise InputError(name, "float16, bfloat16 or float32 for backend 'cpu'", "torch.float64", hint)
+    double, hint = tensor.dtype == torch.float64, "use_backend('reference') carries float64"
+    refuse(double, name, "float16, bfloat16 or float32 for backend 'cpu'", "torch.float64", hint)
     return tensor.float()

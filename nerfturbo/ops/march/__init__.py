@@ -130,5 +130,4 @@ def pack_bits(occupied: Tensor) -> Tensor:
 
 def unpack_bits(bits: Tensor) -> Tensor:
     """(n_cells / 32,) int32 -> (n_cells,) bool, the inverse of `pack_bits`."""
-    shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
-    return ((bits[:, None] >> shifts) & 1).bool().flatten()
+    return ((bits[:, None] >> torch.arange(32, dtype=torch.int32, device=bits.device)) & 1).bool().flatten()

@@ -179,7 +179,7 @@ def _count(first, last, origins, directions, jitter, limits, n_active, grid, rul
             continue
         shift = jitter[ray] if jitter.shape[0] > 0 else ZERO
         k_first = max(np.float32(math.floor(_inverse(rule, t_min[ray]) - shift)) - ONE, ZERO)
-        k_last = np.float32(math.ceil(_inverse(rule, t_max[ray]) - shift)) + ONE
+        k_last = np.float32(math.ceil(_inverse(rule, t_max[ray]))) + ONE  # the walk ends at t_max
         counts[ray], spans[ray, 0], spans[ray, 1] = _walk(
             origins, directions, ray, shift, grid, rule, t_min[ray], t_max[ray], k_first, k_last,
             WALK, nothing, nothing, no_rays, np.int64(0),
