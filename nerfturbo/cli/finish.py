@@ -43,6 +43,7 @@ LEAST_VIEWS = 2  # before they are made smaller
 LEAST_SIDE = 64  # of a view made smaller
 PROBE_PIXELS = 96  # of the longer side of the image that measures how long a pixel takes
 VIDEO_HEIGHT = (480, 720)  # a smaller image is enlarged
+FINER = 1.5  # times the photos' height: of frames twice as high a viewer sees no more, for 1.8 times the work
 SMOOTH_HEIGHT = 240  # below, half of the frames in twice the size show more
 VIDEO_SECONDS = 3.0
 WRITERS = min(8, os.cpu_count() or 1)  # threads that encode pictures
@@ -176,7 +177,7 @@ def write_turntable(
     width, height = cameras.size[0].tolist()
     shown = min(max(height, VIDEO_HEIGHT[0]), VIDEO_HEIGHT[1])
     pixels = seconds / seconds_a_pixel(model, cameras) / n_frames
-    rendered, largest = round((pixels * height / width) ** 0.5), min(shown, 2 * height)
+    rendered, largest = round((pixels * height / width) ** 0.5), min(shown, round(FINER * height))
     if rendered < min(SMOOTH_HEIGHT, largest) and n_frames > 1:
         cameras, rendered = cameras[torch.arange(0, n_frames, 2)], round(rendered * 2**0.5)
     cameras = cameras.scaled(min(max(rendered, LEAST_SIDE), largest) / height)
