@@ -73,12 +73,10 @@ def finish(session: "Session", summary: TrainSummary, test_scene: Scene, backend
             "device": str(trainer.device),
             "backend": backend,
             **peak_memory(trainer.device),
-            "machine": describe_machine(trainer.device),
-            "versions": versions(),
             **scores,
-            "video": shown,
-            "seconds_by_stage": stages,
         }
+        metrics |= {"machine": describe_machine(trainer.device), "versions": versions()}
+        metrics |= {"video": shown, "seconds_by_stage": stages}
         run.write_metrics(metrics)
         display.phase("writing the report")
         write_report(run)
