@@ -1,11 +1,14 @@
-"""The built pages in a real browser, from a folder: search answers, and nothing is cut off at a desk or on a phone."""
+"""The built pages in a browser, from a folder and a server: search answers; desk or phone, nothing is cut off."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +57,24 @@ def test_nothing_is_cut_off(site: Path, browser: Any, width: int) -> None:
     assert not [url for url in asked if url.startswith("http")], "a page asks another server"
 
 
+@pytest.fixture(scope="module")
+def served(site: Path) -> Iterator[str]:
+    """The address of the site on a plain web server, as `python -m http.server` is one."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("where", ["folder", "server"])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_search_answers_from_a_folder(site: Path, browser: Any, width: int) -> None:
+def test_search_answers(site: Path, served: str, browser: Any, width: int, where: str) -> None:
     page = browser.new_page(viewport={"width": width, "height": 900})
-    page.goto((site / "studies" / "speed.html").as_uri())
+    page.goto(f"{site.as_uri() if where == 'folder' else served}/studies/speed.html")
     if width < 1000:
         page.click("label[for=__search]")
     field = page.locator(".md-search__input")

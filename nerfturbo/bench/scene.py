@@ -101,16 +101,10 @@ def run_scene_benchmark(
     summary = fit_whole(trainer)  # a mark that was not reached has no score
     while len(taken) < len(wanted):
         score(trainer)
-    return SceneRun(
-        seed=config.train.seed,
-        marks=tuple(taken),
-        steps=summary.steps,
-        train_seconds=summary.train_seconds,
-        wall_seconds=time.perf_counter() - begun,
-        rays_per_second=summary.rays / summary.train_seconds,
-        samples_per_second=summary.samples / summary.train_seconds,
-        samples_skipped_fraction=skipped_fraction(trainer, last[-1]) if last else None,
-    )
+    trained, wall = summary.train_seconds, time.perf_counter() - begun
+    rates = (summary.rays / trained, summary.samples / trained)
+    skipped = skipped_fraction(trainer, last[-1]) if last else None
+    return SceneRun(config.train.seed, tuple(taken), summary.steps, trained, wall, *rates, skipped)
 
 
 def median_marks(runs: Sequence[SceneRun]) -> list[tuple[float, float]]:

@@ -37,7 +37,7 @@ class TrainingArgs(ConfigArgs):
     """The flags that every measurement of a training has."""
 
     scene: SceneSource = "builtin:toybox"
-    downscale: Number = 1  # Divide the width and height of every picture by this.
+    downscale: Number = 1  # Divide width and height of every image by this.
     json: Json = False
 
     def config(self, start: Config) -> Config:
@@ -219,11 +219,10 @@ class TuneArgs(TrainingArgs):
     """Find the largest batch that fits the memory and a good learning rate, and write them into a config file."""
 
     output: Annotated[Path, arg(metavar="FILE")] = Path("tuned.json")  # Config to write, for train --config.
-    memory: Annotated[float | None, arg(metavar="GB")] = None  # For training; 80% of what is free unless given.
+    memory: Annotated[float | None, arg(metavar="GB")] = None  # To train in; 80% of what is free unless given.
     max_batch: Annotated[int | None, arg(metavar="SAMPLES")] = None
-    """Never more samples per step than this: past some size a larger batch only takes longer. A million on a GPU; on a
-    CPU, where time ends long before memory does, four times the preset's."""
-    steps: Number = 100  # Of the range test, and of each short training.
+    """Largest batch to try; a million on a GPU, four times the preset's on a CPU, where time runs out first."""
+    steps: Number = 100  # Steps of the range test and of each short training.
 
 
 def tune(argv: Sequence[str]) -> int:

@@ -56,15 +56,9 @@ def _score(args: EvalArgs, opened: OpenRun, display: Display) -> None:
     if args.align_poses:
         scene = opened.align(scene, args.align_poses, display)
     scores = score_run(run, model, scene, opened.config, limit=args.eval_views, display=display, perceptual=perceptual)
-    metrics = {
-        **run.read_metrics(),
-        "scene": scene.name,
-        "steps": opened.state.step,
-        "train_seconds": opened.state.train_seconds,
-        **scores,
-        "poses_aligned": args.align_poses,
-        "evaluated_on": {"device": device, "backend": backend_on(device)},
-    }
+    state = {name: getattr(opened.state, name) for name in ("step", "train_seconds")}
+    metrics = {**run.read_metrics(), "scene": scene.name, "steps": state.pop("step"), **state, **scores}
+    metrics |= {"poses_aligned": args.align_poses, "evaluated_on": {"device": device, "backend": backend_on(device)}}
     run.write_metrics(metrics)
     write_report(run)
     display.close()

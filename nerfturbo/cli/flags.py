@@ -4,7 +4,10 @@ import contextlib
 import dataclasses
 import io
 import math
+import os
+import re
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -24,12 +27,15 @@ Count = Annotated[int | None, arg(metavar="N")]
 OTHERS = {"-o": "--output", "--out": "--output", "--iters": "--steps", "--iterations": "--steps", "--gpu": "--device"}
 OTHERS |= {"--max-steps": "--steps", "--lr": "--optim.lr", "--batch-size": "--train.batch-samples"}  # of other tools
 
+HELP_WIDTH = 114  # columns
+
 # Flags that several verbs have, with their help.
+_BACKEND = "Kernel backend: cpu (numba), triton or reference (plain torch); auto takes the fastest."
 _EVAL_VIEWS = "Score only this many test views, evenly spaced; all of them unless given."
 RunPath = Annotated[Positional[str], arg(metavar="RUN", help="A run folder.")]
 SceneSource = Annotated[Positional[str], arg(metavar="DATA", help="A scene folder, or a built-in scene by name.")]
 Device = Annotated[str, arg(help="cpu, cuda, cuda:1, ...; auto takes a GPU where there is one.")]
-Backend = Annotated[BackendName, arg(help="Kernel backend: numba (cpu), triton, or plain torch (reference).")]
+Backend = Annotated[BackendName, arg(metavar="NAME", help=_BACKEND)]
 Kind = Annotated[str | None, arg(metavar="KIND|FILE:CLASS")]
 EvalViews = Annotated[int | None, arg(metavar="N", help=_EVAL_VIEWS)]
 
@@ -38,7 +44,8 @@ def parse(kind: type[T], argv: Sequence[str], prog: str, *, default: T | None = 
     """The flags of one verb, from a dataclass whose fields' comments are the help; wrong ones exit with 2."""
     _check_names(kind if default is None else default, argv, prog)
     given: dict[str, Any] = {} if default is None else {"default": default}
-    config, said = (tyro.conf.FlagCreatePairsOff,), io.StringIO()  # --json, without a --no-json
+    # --json without a --no-json; where a preset's values are the defaults, both, for some are on
+    config, said = (tyro.conf.FlagCreatePairsOff,) if default is None else (), io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
             name = prog if prog.startswith("python ") else f"nerfturbo {prog}"
@@ -51,6 +58,26 @@ def parse(kind: type[T], argv: Sequence[str], prog: str, *, default: T | None = 
             raise cause from None
         print(said.getvalue(), end="", file=sys.stderr)
         raise
+
+
+def print_short_help(kind: type, prog: str, groups: dict[str, str]) -> None:
+    """The flags that a person sets, in groups, a line each: of a longer text what stands before its semicolon."""
+    columns, os.environ["COLUMNS"] = os.environ.get("COLUMNS", ""), "1000"
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
+        parse(kind, ["--help"], prog)
+    os.environ["COLUMNS"] = columns
+    head, _, listed = re.sub(" +$", "", said.getvalue(), flags=re.MULTILINE).partition("\n\n positional")
+    entry = re.compile(r"^  ((?:--)?(\S+).*?)(?:  +|\n   +)(.*(?:\n   .*)*)", re.MULTILINE)
+    found = {name: (flag, " ".join(text.split())) for flag, name, text in entry.findall(listed)}
+    print("\n\n".join(textwrap.fill(part, HELP_WIDTH) for part in head.split("\n\n")))
+    for title, names in groups.items():
+        print(f"\n{title}:")
+        for flag, text in (found[name] for name in names.split() if name in found):
+            text, _, default = text.removesuffix(")").partition(" (default: ")
+            default = "" if default in ("None", "False", "") else f" (default: {default})"
+            short = text if len(text + default) <= HELP_WIDTH - 28 else text.partition(";")[0]
+            line = f"  {flag:25}  {short.removesuffix('.')}{default}"
+            print(textwrap.fill(line, HELP_WIDTH, subsequent_indent=" " * 29))
 
 
 def _check_names(values: Any, argv: Sequence[str], prog: str) -> None:

@@ -186,14 +186,9 @@ def describe(record: dict[str, Any]) -> list[str]:
     if "gpu_utilisation" in record:
         memory, power = record.get("gpu_memory_bytes", 0.0) / 1e9, record.get("gpu_power_watts", 0.0)
         gpu = [f"GPU {record['gpu_utilisation']:.0f}%, {memory:.1f} GB, {power:.0f} W"]
-    return [
-        f"PSNR {record['psnr']:.2f} dB",
-        f"loss {record['loss']:.5f}",
-        f"{quantity(record['rays_per_second'])} rays/s",
-        f"{quantity(record['samples_per_second'])} samples/s",
-        f"{100.0 * record['occupied_fraction']:.1f}% occupied",
-        *gpu,
-    ]
+    speeds = [f"{quantity(record[f'{what}_per_second'])} {what}/s" for what in ("rays", "samples")]
+    quality = [f"PSNR {record['psnr']:.2f} dB", f"loss {record['loss']:.5f}"]
+    return [*quality, *speeds, f"{100.0 * record['occupied_fraction']:.1f}% occupied", *gpu]
 
 
 def counted(n: int, noun: str) -> str:

@@ -154,14 +154,10 @@ def _describe_split(scene: Scene) -> dict[str, Any]:
     import torch
 
     distances = (scene.cameras.positions - torch.tensor(scene.aabb.center)).norm(dim=-1)
-    return {
-        "views": len(scene),
-        "sizes": sorted({tuple(size) for size in scene.cameras.size.tolist()}),
-        "has_alpha": scene.has_alpha,
-        "has_times": scene.cameras.times is not None,
-        "camera_distance": [float(distances.min()), float(distances.max())],
-        "pixels": scene.images.n_pixels,
-    }
+    sizes = sorted({tuple(size) for size in scene.cameras.size.tolist()})
+    found = {"views": len(scene), "sizes": sizes, "pixels": scene.images.n_pixels, "has_alpha": scene.has_alpha}
+    reach = [float(distances.min()), float(distances.max())]
+    return found | {"has_times": scene.cameras.times is not None, "camera_distance": reach}
 
 
 def _describe_unposed(given: str, *, plot: bool) -> dict[str, Any] | None:

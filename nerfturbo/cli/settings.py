@@ -15,9 +15,15 @@ from tyro.conf import arg
 from ..config import BUILTIN_PREFIX, BUILTIN_SCENES, KINDS, Config, CustomFieldConfig, CustomSamplerConfig
 from ..errors import InputError, did_you_mean, refuse
 from ..presets import preset
-from .flags import Device, Kind, asks_help, flag_value, parse
+from .flags import Device, Kind, asks_help, flag_value, parse, print_short_help
 
 T = TypeVar("T")
+GROUPS = {  # what --help shows of verbs over a config; --help-all shows the rest
+    "scene": "DATA downscale bounds up",
+    "training": "preset field sampler config steps warm-steps time-limit marks quick seed seeds init-from resume",
+    "results": "output overwrite eval-views turntable save-every log viewer json",
+    "machine": "device backend memory max-batch",
+}
 _CUSTOM = {"field": CustomFieldConfig, "sampler": CustomSamplerConfig}
 
 
@@ -41,11 +47,11 @@ class Settings:
 class ConfigArgs:
     """What every verb over a config asks for."""
 
-    preset: str = "auto"
+    preset: Annotated[str, arg(metavar="NAME")] = "auto"
     """Named starting point: ngp (objects, fast), quality (finer, slower), proposal (unbounded), proposal-large (from
     100 photos), vanilla (the first NeRF), hierarchy (coarse and fine networks), voxels (no network), factor (planes and
-    lines); dynamic (motion, fast), tnerf, dnerf (motion by networks). Most also as NAME-cpu; auto chooses."""
-    field: Kind = None  # Radiance field: ngp, ngp-time, vanilla, voxels, factor, or your own: path/to/file.py:MyField.
+    lines), dynamic (motion, fast), tnerf, dnerf (motion by networks). Most also as NAME-cpu."""
+    field: Kind = None  # Field: ngp, ngp-time, vanilla, voxels, factor, or your own: path/to/file.py:MyField.
     sampler: Kind = None  # Sampler: grid, uniform, hierarchy, proposal, or your own: path/to/file.py:MySampler.
     device: Device = "auto"
     settings: Annotated[Settings, arg(name="")] = dataclasses.field(default_factory=Settings)
@@ -60,10 +66,9 @@ def parse_settings(kind: type[T], argv: Sequence[str], prog: str) -> tuple[T, Co
         args = parse(kind, words, prog, default=cast(Any, kind)(settings=Settings.of(start)))
         check_source(cast(Any, args).scene or "-")
         return args, start
-    try:
-        return parse(kind, ["--help"], prog), start
-    finally:
-        print(f"--help-all lists every value of preset {start.preset}")
+    print_short_help(kind, prog, GROUPS)
+    print(f"\n--help-all lists every value of preset {start.preset}")
+    sys.exit(0)
 
 
 def check_source(source: str, wanted: tuple[str, str] = ("a folder with a scene", "no such folder")) -> None:

@@ -31,7 +31,7 @@ class TrainArgs(ConfigArgs):
     scene: Annotated[Positional[str | None], arg(metavar="DATA")] = None
     """A scene folder, a folder of photos, a video, or a built-in scene by name; the built-in default unless given."""
     config: Annotated[Path | None, arg(metavar="FILE")] = None
-    """Take the values from this file in place of a preset's: what `nerfturbo tune` or another run wrote."""
+    """Take values from this file (of `nerfturbo tune` or a run) instead of a preset."""
     steps: Count = None  # Stop after this many steps; short for --train.steps.
     time_limit: Annotated[float | None, arg(metavar="SECONDS")] = None
     """Stop after this many seconds of training, whatever the preset's steps; short for --train.time-limit."""
@@ -39,16 +39,18 @@ class TrainArgs(ConfigArgs):
     overwrite: bool = False  # Write into a folder that is not empty; only files of an earlier run are removed from it.
     resume: Annotated[Path | None, arg(metavar="RUN")] = None
     """Go on with this run folder, with its own values; give --steps or --time-limit to train longer."""
-    seed: Count = None  # Decides every random draw; short for --train.seed.
+    seed: Count = None  # Seed of every random draw; short for --train.seed.
     on_instability: Literal["warn", "lower-lr", "stop"] | None = None
     """What to do where half precision keeps overflowing; short for --train.on-instability."""
     backend: Backend = "auto"
     trainer: Literal["native", "lightning"] = "native"  # Training loop: native, or PyTorch Lightning's (an extra).
     downscale: Count = None  # Divide width and height of every image by this; unless given, 1, on a CPU as time allows.
     allow_outside: bool = False  # Let a scene's files name pictures outside its folder.
-    bounds: Annotated[BoundsName | None, arg(metavar="auto|bounded|unbounded")] = None
+    bounds: Annotated[BoundsName | None, arg(metavar="KIND")] = None
     """bounded (object) or unbounded (outdoor, 360); auto decides by images, cameras and points, in doubt by a trial."""
-    up: Annotated[UpName | None, arg(metavar="auto|x|y|z|-x|-y|-z")] = None  # Axis of the scene's file that is up.
+    up: Annotated[UpName | None, arg(metavar="AXIS")] = (
+        None  # Axis of the scene that is up: x, y, z, -x, -y, -z or auto.
+    )
     ndc: bool = False  # Bend a capture whose cameras all look one way into normalised device coordinates (NeRF paper).
     cache: Annotated[Literal["auto", "memory", "disk"] | None, arg(metavar="auto|memory|disk")] = None
     """Pixels in memory, or on disk in a memory-mapped file; auto takes the disk where memory is short."""
@@ -56,10 +58,10 @@ class TrainArgs(ConfigArgs):
     """Where pixels stay while a GPU trains; host: read through the bus; auto: host where the GPU cannot hold them."""
     eval_views: Count = None  # Score this many test views; unless given, what fits the training time.
     turntable: Annotated[int, arg(metavar="FRAMES")] = 36  # Frames of the video at the end; 0 leaves it out.
-    save_every: Annotated[str, arg(metavar="TIME")] = "30s"  # Between checkpoints: seconds (30s) or steps (500steps).
+    save_every: Annotated[str, arg(metavar="TIME")] = "30s"  # Checkpoint interval: seconds (30s) or steps (500steps).
     keep: Number = 2  # Checkpoints that stay: the newest N, and the one with the best preview.
     init_from: Annotated[str | None, arg(metavar="RUN")] = None
-    """Begin from the trained field of this run folder, checkpoint or safetensors file, or zoo:NAME, with its grid."""
+    """Begin from the trained field of this run; or of a checkpoint, safetensors file or zoo:NAME, with its grid."""
     init_parts: Annotated[tuple[str, ...], arg(metavar="PART")] = ()
     """Take over only these parts: encoding, density_net, color_net or grid (vanilla: trunk, color_head, ...)."""
     init_keep: Annotated[float | None, arg(metavar="SHARE")] = None

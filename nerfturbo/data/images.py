@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, refuse
+from ..files import replacing
 from ..ops.pixels import WORD, PixelMask, unpack_words
 from .options import DEFAULTS, LoadOptions
 from .pool_file import MappedPool, check_memory, fits_memory, open_pool, pool_path, writing_pool
@@ -421,10 +422,11 @@ def load_images(
 
 
 def save_image(path: Path, image: Tensor) -> None:
-    """Write (H, W, 3 or 4), uint8 or floats in [0, 1], in the format of the path's extension."""
+    """Write (H, W, 3 or 4), uint8 or floats in [0, 1], in the format of the path's extension, whole or not at all."""
     from PIL import Image
 
-    Image.fromarray(to_bytes(image).cpu().numpy()).save(path)
+    with replacing(path) as temporary:
+        Image.fromarray(to_bytes(image).cpu().numpy()).save(temporary)
 
 
 def to_bytes(image: Tensor, name: str | None = None) -> Tensor:

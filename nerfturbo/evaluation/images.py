@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..data.cameras import Cameras
 from ..data.images import to_bytes
+from ..files import replacing
 from ..rendering.image import RenderedImage
 from ..rendering.model import NerfModel
 from ..rendering.render import surface_normals
@@ -105,7 +106,8 @@ def save_small(path: Path, image: Tensor) -> None:
     """The image (height, width, 3) uint8 as a JPEG file at a size that screens show: an exact PNG may take 20 MB."""
     small = Image.fromarray(image.numpy())
     small.thumbnail((SMALL, SMALL), Image.Resampling.LANCZOS)
-    small.save(path, "JPEG", quality=90)
+    with replacing(path) as temporary:
+        small.save(temporary, "JPEG", quality=90)
 
 
 def load_comparison(path: Path) -> tuple[bytes, bytes, bytes]:

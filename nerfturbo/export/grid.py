@@ -24,11 +24,7 @@ def write_grid(path: Path, grid: OccupancyGrid, to_original: Tensor | None = Non
     density = torch.where(thickness < 0.0, torch.full_like(thickness, -1.0), thickness / grid.step_size)
     back = torch.eye(4, dtype=torch.float64) if to_original is None else to_original
     with replacing(path) as temporary:
-        np.savez_compressed(
-            temporary,
-            occupied=level_occupancy(grid).cpu().numpy(),
-            density=density.numpy(),
-            low=np.array([box.low for box in boxes]),
-            high=np.array([box.high for box in boxes]),
-            to_original=back.cpu().numpy(),
-        )
+        values = {"occupied": level_occupancy(grid), "density": density, "to_original": back}
+        arrays = {name: value.cpu().numpy() for name, value in values.items()}
+        arrays |= {name: np.array([getattr(box, name) for box in boxes]) for name in ("low", "high")}
+        np.savez_compressed(temporary, allow_pickle=False, **arrays)

@@ -67,18 +67,10 @@ def _export(path: Path, field: nn.Module) -> None:
         twin = _plain_copy(own).eval()
         twin(positions, directions)  # what a field itself refuses is said as it says it
         try:
-            torch.onnx.export(
-                twin,
-                (positions, directions),
-                str(path),
-                input_names=["positions", "directions"],
-                output_names=["rgb", "density"],
-                dynamic_shapes=({0: rows}, {0: rows}),
-                opset_version=OPSET,
-                dynamo=True,
-                external_data=False,
-                verbose=False,
-            )
+            names = {"input_names": ["positions", "directions"], "output_names": ["rgb", "density"]}
+            how = {"dynamic_shapes": ({0: rows}, {0: rows}), "opset_version": OPSET, "dynamo": True}
+            how |= {"external_data": False, "verbose": False}
+            torch.onnx.export(twin, (positions, directions), str(path), **names, **how)
         except Exception as error:  # of torch's exporter, which raises what its parts do
             hint = "its method for_export may give a module of plain torch that computes the same"
             expected, name = "operations that ONNX knows", type(own).__name__

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -88,16 +89,9 @@ class _Mp4:
         rows, columns = (torch.arange(n + n % 2).clamp(max=n - 1) for n in frame.shape[:2])
         even, self.n_frames = frame[rows][:, columns], self.n_frames + 1
         if self._writer is None:
-            self._writer = imageio_ffmpeg.write_frames(
-                str(self._path),
-                (even.shape[1], even.shape[0]),
-                fps=self._fps,  # type: ignore[arg-type]  # ffmpeg takes fractions too
-                quality=8,
-                codec="libx264" if _has_x264() else None,
-                macro_block_size=2,
-                ffmpeg_log_level="error",
-                output_params=["-preset", PRESET] if _has_x264() else [],
-            )
+            how: dict[str, Any] = {"fps": self._fps, "quality": 8, "macro_block_size": 2, "ffmpeg_log_level": "error"}
+            how |= {"codec": "libx264", "output_params": ["-preset", PRESET]} if _has_x264() else {}
+            self._writer = imageio_ffmpeg.write_frames(str(self._path), (even.shape[1], even.shape[0]), **how)
             self._writer.send(None)
         self._writer.send(even.cpu().contiguous().numpy())
 

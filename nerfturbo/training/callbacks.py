@@ -143,16 +143,13 @@ class MetricsLog:
         elapsed = max(now - seconds, 1e-9)
         values = {
             "seconds": round(now, 4),
-            "loss": record.loss,
+            **{name: getattr(record, name) for name in ("loss", "n_rays", "n_samples", "loss_scale")},
             "psnr": round(-10.0 * math.log10(max(self._mse, 1e-12)), 3),
             "rays_per_second": round((trainer.rays - rays) / elapsed),
             "samples_per_second": round((trainer.samples - samples) / elapsed),
             "occupied_fraction": round(float(trainer.model.grid.occupied_fraction()), 5),
             "learning_rate": trainer.optimizer.learning_rate,
-            "n_rays": record.n_rays,
-            "n_samples": record.n_samples,
             "gradient_norm": float(trainer.optimizer.gradient_norm) / record.loss_scale,
-            "loss_scale": record.loss_scale,
             "skipped": trainer.skipped,
         } | ({} if self.monitor is None else self.monitor())
         self._last = (now, trainer.rays, trainer.samples)

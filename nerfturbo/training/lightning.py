@@ -511,7 +511,6 @@ class ImageLog(pl.Callback):
             board.add_image("test_view", image, trainer.global_step, dataformats="HWC")  # type: ignore[union-attr]
             return
         folder = Path(trainer.log_dir or trainer.default_root_dir)
-        folder.mkdir(parents=True, exist_ok=True)
         save_image(folder / f"view_{trainer.global_step:08d}.png", image)
 
 

@@ -87,14 +87,12 @@ def share_shapes(model: NerfModel, team: Team) -> bool:
     field = model.field
     if not is_adaptive(field) or team.alone:
         return False
-    names = sorted(field.state_dict())
+    names = sorted(like := field.state_dict())
     table = torch.full((len(names), 4), -1, dtype=torch.int64, device=model.device)
     for row, name in enumerate(names):
-        shape = field.state_dict()[name].shape
-        table[row, : len(shape)] = torch.tensor(shape, dtype=torch.int64)
+        table[row, : like[name].dim()] = torch.tensor(like[name].shape, dtype=torch.int64)
     team.copy_from_first([table])
     shapes = [[side for side in row if side >= 0] for row in table.tolist()]
-    like = field.state_dict()
     state = {n: torch.empty(s, dtype=like[n].dtype, device="meta") for n, s in zip(names, shapes, strict=True)}
     return field.match_shapes(state)
 

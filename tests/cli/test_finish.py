@@ -89,7 +89,7 @@ def test_a_full_disk_is_not_lost_in_a_thread(run: RunFolder, model: NerfModel, m
         score(run, model)
 
 
-@pytest.mark.parametrize(("seconds", "rendered", "frames"), [(60.0, 32, 4), (0.0, 32, 2)])
+@pytest.mark.parametrize(("seconds", "rendered", "frames"), [(60.0, 24, 4), (0.0, 24, 2)])
 def test_the_video_is_tall_enough_to_show(
     run: RunFolder, model: NerfModel, seconds: float, rendered: int, frames: int
 ) -> None:

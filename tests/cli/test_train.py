@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from nerfturbo.cli.main import VERBS
 from nerfturbo.cli.settings import Settings
 from nerfturbo.cli.train import default_output
 from nerfturbo.config import Config
@@ -109,8 +110,13 @@ def test_help_shows_what_a_person_sets_and_says_where_the_rest_is(nerfturbo: Ner
 
     short = nerfturbo(*verb.split(), "--preset", "voxels-cpu", "--grid.levels", 2, "--help")
     assert short.code == 0 and short.out.splitlines()[-1] == "--help-all lists every value of preset voxels-cpu"
-    assert {"--preset", "--field", "--sampler", "--device"} <= flags(short.out) and len(flags(short.out)) <= 45
+    assert {"--preset", "--field", "--sampler", "--device"} <= flags(short.out) and len(flags(short.out)) <= 22
     assert not [flag for flag in flags(short.out) if "." in flag]
+    groups = re.findall(r"^(\w+):$", short.out, re.MULTILINE)
+    assert groups == ["scene", "training", "results", "machine"]
+    assert max(map(len, short.out.splitlines())) <= 114 and len(short.out.splitlines()) <= 60
+    wrapped = [line for line in short.out.splitlines() if line.startswith(" " * 8)]
+    assert len(wrapped) <= 4, "a line each, but for the list of presets"
     full = nerfturbo(*verb.split(), "--preset", "voxels-cpu", "--help-all")
     assert full.code == 0 and flags(short.out) < flags(full.out) and "--help-all" not in full.out
     config = preset("voxels-cpu")
@@ -118,6 +124,22 @@ def test_help_shows_what_a_person_sets_and_says_where_the_rest_is(nerfturbo: Ner
         for value in dataclasses.fields(getattr(config, section)):
             name = f"--{section}.{value.name.replace('_', '-')}"
             assert {name, name.replace(".", ".no-", 1)} & flags(full.out), name
+
+
+def test_flags_that_are_on_can_be_said_both_ways(nerfturbo: Nerfturbo) -> None:
+    """Beside --x, --no-x a text says what x does; beside --no-x alone it would say the opposite."""
+    full = nerfturbo("train", "--preset", "ngp", "--help-all").out
+    for flag in ("sampler.prune", "grid.enabled", "grid.cull-unseen", "train.capture"):
+        assert f"--{flag}, --{flag.replace('.', '.no-')}" in full, flag
+    assert not re.findall(r"^\W --[\w.]*no-[\w-]+", full, re.MULTILINE)
+
+
+@pytest.mark.parametrize("verb", list(VERBS))
+def test_every_help_is_short(nerfturbo: Nerfturbo, verb: str) -> None:
+    shown = nerfturbo(*verb.split(), "--help")
+    assert shown.code == 0 and 5 < len(shown.out.splitlines()) <= 80
+    for alone in re.findall(r"^\W (--no-[\w-]+)", shown.out, re.MULTILINE):  # then its text must name it
+        assert shown.out.count(alone) == 2, alone
 
 
 def test_a_field_and_a_sampler_are_chosen_by_name(nerfturbo: Nerfturbo, scene: Path) -> None:

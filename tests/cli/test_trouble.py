@@ -3,6 +3,7 @@ jumps."""
 
 from __future__ import annotations
 
+import errno
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from nerfturbo.cli import train
 from nerfturbo.cli.session import Session
@@ -117,3 +119,23 @@ def test_a_clock_that_jumps_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp
     first = train.default_output("ball")
     first.mkdir(parents=True)
     assert train.default_output("ball") != first
+
+
+def test_a_disk_that_fills_up_after_training_names_the_file_and_says_how_to_go_on(
+    nerfturbo: Nerfturbo, scene: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, full = Image.Image.save, [True]
+
+    def saved(image: Image.Image, path: Path, *args: Any, **kwargs: Any) -> None:
+        if full and ".test_" in Path(path).name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(image, path, *args, **kwargs)
+
+    monkeypatch.setattr(Image.Image, "save", saved)
+    done = nerfturbo("train", scene, *TINY_FLAGS, "--steps", 4, "--output", "run")
+    assert done.code == 2 and re.search(
+        r"run/images/test_00\d\.\w+: No space left on device; what was trained", done.err
+    )
+    assert "nerfturbo eval run" in done.err and not list(Path("run/images").glob("*test_*"))
+    full.clear()
+    assert nerfturbo("eval", "run").code == 0 and Path("run/report.html").is_file()

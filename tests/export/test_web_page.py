@@ -314,3 +314,24 @@ def test_the_phone_shows_it_too(opened) -> None:
     view = page.evaluate("nerfturbo.page.camera.view(350, 560)")
     wide = page.evaluate("nerfturbo.page.camera.fieldOfView")
     assert view["lens"][0] == pytest.approx(175.0 / np.tan(0.5 * wide))  # the whole scene fits the shorter side
+
+
+def test_a_still_of_the_first_view_stands_there_until_the_page_draws(browser, file: Path) -> None:
+    """It covers the window as the page's own picture does, and goes when that comes. A link asks for another view."""
+    never = "window.requestAnimationFrame = () => 0;"  # graphics that take their time
+    page = open_page(browser, file.as_uri(), script=never)
+    still = page.locator("#still")
+    still.wait_for(state="visible")
+    box, window = still.bounding_box(), page.viewport_size
+    assert box["width"] == box["height"] == pytest.approx(1.8 * min(window["width"], window["height"]), abs=1)
+    assert box["x"] + box["width"] / 2 == pytest.approx(window["width"] / 2, abs=1)
+    assert page.evaluate("document.getElementById('still').naturalWidth") == 192
+    page.context.close()
+    page = open_page(browser, file.as_uri() + "#camera=1,2,3,0,0,0,0.7", script=never)
+    page.wait_for_function("window.nerfturbo?.page")
+    assert not page.locator("#still").is_visible()
+    page.context.close()
+
+
+def test_the_still_goes_when_there_is_a_picture(opened) -> None:
+    assert opened.evaluate("nerfturbo.page.hasTexels") and opened.locator("#still").count() == 0

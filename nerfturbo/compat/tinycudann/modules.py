@@ -23,14 +23,12 @@ FUSED_LAYERS, FUSED_WIDTH = 4, 128  # what the fused kernels take
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
-    "relu": torch.relu,
+    **{name: getattr(torch, name) for name in ("relu", "sigmoid", "tanh")},
     "leakyrelu": lambda x: functional.leaky_relu(x, 0.01),
     "exponential": torch.exp,
     "sine": torch.sin,
-    "sigmoid": torch.sigmoid,
     "squareplus": lambda x: 0.5 * (x + torch.sqrt(x * x + 4.0)),
     "softplus": functional.softplus,
-    "tanh": torch.tanh,
 }
 
 

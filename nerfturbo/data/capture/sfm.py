@@ -156,14 +156,9 @@ def run(command: Sequence[str], log: Path, advance: Advance, *, n_images: int = 
     text, last = "", -1.0  # a second attempt at a model begins anew; how much is done never shrinks
     with log.open("ab") as kept:
         kept.write(f"$ {' '.join(command)}\n".encode(errors="surrogateescape"))
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env=os.environ | {"QT_QPA_PLATFORM": "offscreen", "PYTHONUNBUFFERED": "1"},
-        )
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        environ = os.environ | {"QT_QPA_PLATFORM": "offscreen", "PYTHONUNBUFFERED": "1"}
+        process = subprocess.Popen(command, **pipes, start_new_session=True, env=environ)
         assert process.stdout is not None
         try:
             decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode

@@ -5,7 +5,9 @@ a disk; the script stands behind the first picture's chunks and draws while othe
 """
 
 import base64
+import contextlib
 import html
+import io
 import json
 import math
 import re
@@ -15,17 +17,24 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ...data.cameras import Cameras
+import torch
+from PIL import Image
+
+from ...data.cameras import Cameras, look_at
+from ...data.images import to_bytes
 from ...errors import InputError, refuse
+from ...evaluation.report import data_uri
 from ...evaluation.run_folder import finite
 from ...files import replacing, write_atomically
+from . import reference
 from .bake import BakeResult, Score
-from .baked import Chunk, header
+from .baked import Baked, Chunk, header
 
 # Each after those it imports:
 MODULES = ("camera.js", "controls.js", "loader.js", "shader.glsl.js", "renderer.js", "pace.js", "ui.js", "main.js")
 FIRST_CHUNKS = 2  # where the blocks lie, and those that are seen most: enough for a picture
 DATA_FOLDER = "data"
+STILL, REACH = 192, 1.8  # pixels a side: about as sharp as the first picture that the page itself draws
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src blob: data:; script-src {}; connect-src {}"
 _IMPORT = re.compile(r"^import \{([^}]*)\} from \"\./([\w.]+)\";\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) )(\w+)", re.MULTILINE)
@@ -44,7 +53,8 @@ def write_page(path: Path, result: BakeResult, cameras: Cameras, facts: PageFact
     """Write the page, whole or not at all, and return the bytes of all its files. With `split`, `path` is a folder."""
     scene = header(result.baked) | {
         "chunks": [chunk.describe() for chunk in result.chunks],
-        "camera": _first_view(result, cameras),
+        "camera": (view := _first_view(result, cameras)),
+        "still": _still(result.baked, view),
         "folder": DATA_FOLDER if split else None,
     }
     told = {"name": facts.name, "seconds": facts.seconds} | ({} if facts.score is None else asdict(facts.score))
@@ -106,8 +116,8 @@ def bundle() -> str:
 
 
 def room_for_data(budget_bytes: float) -> float:
-    """What is left of a budget when the page's own text is in it, and a header with a network."""
-    return budget_bytes - len(bundle()) - len(_source("index.html")) - len(_source("style.css")) - 20_000
+    """What is left of a budget when the page's own text is in it, a header with a network, and a still."""
+    return budget_bytes - len(bundle()) - len(_source("index.html")) - len(_source("style.css")) - 40_000
 
 
 def check_page_path(path: Path, *, split: bool) -> None:
@@ -125,12 +135,20 @@ def _first_view(result: BakeResult, cameras: Cameras) -> dict[str, Any]:
     radius = lattice.box.diagonal * 0.5
     ahead = max(float((eye.new_tensor(lattice.center) - eye) @ forward), 0.1 * radius)
     focal, size = float(cameras.focal[0].mean()), int(cameras.size[0].min())
-    return {
-        "eye": eye.tolist(),
-        "target": (eye + forward * ahead).tolist(),
-        "fieldOfView": 2.0 * math.atan(0.5 * size / focal),
-        "radius": radius,
-    }
+    look = {"eye": eye.tolist(), "target": (eye + forward * ahead).tolist(), "radius": radius}
+    return look | {"fieldOfView": 2.0 * math.atan(0.5 * size / focal)}
+
+
+def _still(baked: Baked, view: dict[str, Any]) -> str | None:
+    """The first view as the page will draw it, as the source of an <img> that stands there until it has: a square
+    around the shorter side of a window, REACH times as wide. None where a camera looks straight up or down."""
+    size, buffer = torch.tensor([[STILL, STILL]]), io.BytesIO()
+    focal = torch.full((1, 2), 0.5 * STILL / REACH / math.tan(0.5 * view["fieldOfView"]))
+    with contextlib.suppress(InputError):
+        pose = look_at(torch.tensor([view["eye"]]), torch.tensor(view["target"]))
+        picture = reference.render_page(baked, Cameras(pose, focal, 0.5 * size, size), 0).rgb
+        Image.fromarray(to_bytes(picture).cpu().numpy()).save(buffer, "JPEG", quality=80)
+        return data_uri("image/jpeg", buffer.getvalue())
 
 
 def _source(name: str) -> str:

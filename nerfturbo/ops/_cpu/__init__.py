@@ -40,14 +40,8 @@ def jit(*, exact: bool = False, inner: bool = False, inline: bool = False) -> Ca
     number."""
     inner = inner or inline
     compiler: Any = numba.njit  # its stubs do not know all options
-    options: dict[str, Any] = {
-        "nogil": True,
-        "error_model": "numpy",
-        "fastmath": False if exact else set(CONTRACT),
-        "forceinline": inline,
-        "no_cpython_wrapper": inner,
-        "no_cfunc_wrapper": True,
-    }
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False if exact else set(CONTRACT)}
+    options |= {"forceinline": inline, "no_cpython_wrapper": inner, "no_cfunc_wrapper": True}
 
     def decorate(function: Callable[..., Any]) -> Any:
         try:

@@ -8,17 +8,20 @@ import { Renderer } from "./renderer.js";
 import { bindButtons, fillPanel, press, showError, showProgress, showSpeed, toast, togglePanel } from "./ui.js";
 
 const BACKGROUNDS = [[1, 1, 1], [0, 0, 0], [0.5, 0.5, 0.5]];
+const FIRST_PARTS = 2; // where the blocks lie, and those that are seen most
 const LONGEST_WAIT = 3000; // milliseconds that loading waits for the first picture
 const MAX_RATIO = 2; // device pixels per CSS pixel that are drawn
 
+class Refused extends SceneError {}
+
 class Page {
-  constructor(scene) {
+  constructor(scene, blocks) {
     this.scene = scene;
     this.canvas = document.getElementById("canvas");
     this.look = { background: BACKGROUNDS[0], depth: false, depthRange: [0, 1] };
     this.camera = new OrbitCamera(scene.camera);
     this.camera.follow(location.hash);
-    this.blocks = new Blocks(scene);
+    this.blocks = blocks;
     this.renderer = new Renderer(this.canvas, scene, this.blocks.atlas);
     this.pace = new Pace((scale, done) => this.draw(scale, done));
     new Controls(this.canvas, this.camera, () => this.moved());
@@ -94,6 +97,7 @@ class Page {
       this.frames = (this.frames ?? 0) + 1;
       if (this.hasTexels && !this.pictureMark) {
         this.pictureMark = performance.mark("first-picture");
+        document.getElementById("still").remove();
         this.pictured?.();
       }
       showSpeed(spent, width, height);
@@ -144,36 +148,24 @@ class Page {
     });
   }
 
-  async load() {
-    const source = this.scene.folder ? fileSource(this.scene.folder) : inlineSource(document);
-    const total = this.scene.chunks.reduce((sum, chunk) => sum + chunk.bytes, 0);
-    let loaded = 0;
+  // `parts` as `unpacked` gives them, `first` those of them that were taken before.
+  async load(first, parts) {
     let shaded = null;
     this.pace.hurried = true;
-    for (const [index, chunk] of this.scene.chunks.entries()) {
-      const kind = chunk.kind === "features" ? "reflections" : "scene";
-      const tell = () => showProgress(Math.min(loaded / total, 0.999), `loading the ${kind}, ${(loaded / 1e6).toFixed(1)} of ${(total / 1e6).toFixed(1)} MB`);
-      tell();
-      const start = loaded;
-      const bytes = await source(index, (n) => {
-        loaded += n;
-        tell();
-      });
-      const raw = await inflate(bytes, chunk, index);
+    const add = async ([chunk, content]) => {
       if (chunk.kind === "blocks") {
-        this.blocks.setPlaces(raw);
-        this.renderer.setIndex(this.blocks.index());
+        this.renderer.setIndex(content);
       } else {
         if (chunk.kind === "features") shaded ??= this.renderer.compile(true);
-        const texels = this.blocks.decode(chunk, raw);
-        this.renderer.setTexels(chunk.kind, texels, this.blocks, chunk.first, chunk.last);
+        this.renderer.setTexels(chunk.kind, content, this.blocks, chunk.first, chunk.last);
         if (!this.hasTexels) await this.firstPicture();
         if (chunk.last === this.blocks.count) delete this.blocks.texels[chunk.kind]; // the textures have them
       }
-      loaded = start + chunk.bytes;
       if (this.hasTexels) this.pace.want(); // before, every ray would walk through empty blocks for nothing
       await new Promise((resolve) => setTimeout(resolve, 0)); // let the page breathe
-    }
+    };
+    for (const part of first) await add(part);
+    for await (const part of parts) await add(part);
     this.pace.hurried = false;
     if (shaded) this.renderer.use(shaded);
     showProgress(1, "");
@@ -181,29 +173,74 @@ class Page {
   }
 }
 
-function missing() {
-  if (!document.createElement("canvas").getContext("webgl2")) {
-    return ["This browser cannot show the scene", "It has no WebGL2, or graphics acceleration is switched off. Current Chrome, Edge, Firefox and Safari have it."];
+// The parts of the scene as they come, each [chunk, what its texture takes].
+async function* unpacked(scene, blocks) {
+  const source = scene.folder ? fileSource(scene.folder) : inlineSource(document);
+  const total = scene.chunks.reduce((sum, chunk) => sum + chunk.bytes, 0);
+  let loaded = 0;
+  for (const [index, chunk] of scene.chunks.entries()) {
+    const kind = chunk.kind === "features" ? "reflections" : "scene";
+    const tell = () => showProgress(Math.min(loaded / total, 0.999), `loading the ${kind}, ${(loaded / 1e6).toFixed(1)} of ${(total / 1e6).toFixed(1)} MB`);
+    tell();
+    const start = loaded;
+    const bytes = await source(index, (n) => {
+      loaded += n;
+      tell();
+    });
+    const raw = await inflate(bytes, chunk, index);
+    if (chunk.kind === "blocks") blocks.setPlaces(raw);
+    yield [chunk, chunk.kind === "blocks" ? blocks.index() : blocks.decode(chunk, raw)];
+    loaded = start + chunk.bytes;
   }
+}
+
+function missing() {
   if (typeof DecompressionStream === "undefined") {
     return ["This browser is too old for the scene", "It cannot unpack data (DecompressionStream): Chrome 80, Firefox 113 and Safari 16.4 or newer can."];
   }
   return null;
 }
 
-export async function start() {
-  const lacking = missing();
-  if (lacking) {
-    showError(...lacking);
-    throw new SceneError(lacking.join(": "));
+function missingGraphics() {
+  if (!document.createElement("canvas").getContext("webgl2")) {
+    return ["This browser cannot show the scene", "It has no WebGL2, or graphics acceleration is switched off. Current Chrome, Edge, Firefox and Safari have it."];
   }
+  return null;
+}
+
+// The first view as it was when the page was made, until there is a picture of its own. A link shows another view.
+function showStill(scene) {
+  if (!scene.still || location.hash) return;
+  const still = document.getElementById("still");
+  still.src = scene.still;
+  still.hidden = false;
+  still.decode().then(() => requestAnimationFrame(() => performance.mark("still")), () => {});
+}
+
+function refuse(lacking) {
+  if (!lacking) return;
+  showError(...lacking);
+  throw new Refused(lacking.join(": "));
+}
+
+export async function start() {
   try {
-    const page = new Page(JSON.parse(document.getElementById("scene").textContent));
+    refuse(missing());
+    const scene = JSON.parse(document.getElementById("scene").textContent);
+    showStill(scene);
+    const blocks = new Blocks(scene);
+    const parts = unpacked(scene, blocks);
+    // Graphics start in a process of their own, and who asks for them waits: what the first picture needs comes before.
+    const first = [];
+    while (first.length < Math.min(FIRST_PARTS, scene.chunks.length)) first.push((await parts.next()).value);
+    refuse(missingGraphics());
+    const page = new Page(scene, blocks);
     window.nerfturbo.page = page;
-    await page.load();
+    await page.load(first, parts);
     return page;
   } catch (error) {
-    showError("The scene cannot be shown", error instanceof SceneError ? error.message : `${error.name}: ${error.message}`);
+    const told = error instanceof Refused;
+    if (!told) showError("The scene cannot be shown", error instanceof SceneError ? error.message : `${error.name}: ${error.message}`);
     throw error;
   }
 }
