@@ -48,9 +48,8 @@ class TrainArgs(ConfigArgs):
     allow_outside: bool = False  # Let a scene's files name pictures outside its folder.
     bounds: Annotated[BoundsName | None, arg(metavar="KIND")] = None
     """bounded (object) or unbounded (outdoor, 360); auto decides by images, cameras and points, in doubt by a trial."""
-    up: Annotated[UpName | None, arg(metavar="AXIS")] = (
-        None  # Axis of the scene that is up: x, y, z, -x, -y, -z or auto.
-    )
+    up: Annotated[UpName | None, arg(metavar="AXIS")] = None
+    """Axis of the scene that is up: x, y, z, -x, -y, -z or auto."""
     ndc: bool = False  # Bend a capture whose cameras all look one way into normalised device coordinates (NeRF paper).
     cache: Annotated[Literal["auto", "memory", "disk"] | None, arg(metavar="auto|memory|disk")] = None
     """Pixels in memory, or on disk in a memory-mapped file; auto takes the disk where memory is short."""
