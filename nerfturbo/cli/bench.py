@@ -219,7 +219,7 @@ class TuneArgs(TrainingArgs):
     """Find the largest batch that fits the memory and a good learning rate, and write them into a config file."""
 
     output: Annotated[Path, arg(metavar="FILE")] = Path("tuned.json")  # Config to write, for train --config.
-    memory: Annotated[float | None, arg(metavar="GB")] = None  # To train in; 80% of what is free unless given.
+    memory: Annotated[float | None, arg(metavar="GB")] = None  # Memory to train in; 80% of what is free unless given.
     max_batch: Annotated[int | None, arg(metavar="SAMPLES")] = None
     """Largest batch to try; a million on a GPU, four times the preset's on a CPU, where time runs out first."""
     steps: Number = 100  # Steps of the range test and of each short training.
