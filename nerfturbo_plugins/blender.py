@@ -51,8 +51,7 @@ def _lens(own: dict[str, Any], name: str, folder: Path) -> Any:
     lens.lens = (own["fl_x"] if width >= height else own["fl_y"]) * sensor / longest
     lens.shift_x = (0.5 * width - own.get("cx", 0.5 * width)) / longest
     lens.shift_y = (own.get("cy", 0.5 * height) - 0.5 * height) / longest
-    photo = folder / str(own.get("file_path", ""))
-    if photo.is_file():
+    if (photo := folder / str(own.get("file_path", ""))).is_file():
         lens.show_background_images = True
         lens.background_images.new().image = bpy.data.images.load(str(photo), check_existing=True)
     return lens
