@@ -31,7 +31,7 @@ $(STAMP) $(DEMO_STAMP): pyproject.toml constraints-cpu.txt
 
 # Where nothing is installed yet, only what the demo and the commands it prints need.
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP))  ## train the built-in scene, evaluate it on unseen views, write renders, a report and a web page into runs/demo
-	$(BIN)/nerfturbo train --output runs/demo --overwrite
+	$(BIN)/nerfturbo train --time-limit 40 --output runs/demo --overwrite
 	$(BIN)/nerfturbo export web runs/demo runs/demo/scene.html --overwrite --tune-seconds 14
 
 test: lint docs pytest wheel-check  ## everything CI checks (one part of the suite: make pytest ARGS="-k march")
