@@ -100,9 +100,10 @@ class NerfturboModel(Model):
     def _compared(self, outputs: dict[str, Any], batch: dict[str, Tensor]) -> StepResult:
         """What the chain of nerfturbo's own trainers makes of the batch, once."""
         if "compared" not in outputs:
-            rays, config = outputs["rays"], self.nerf.config
-            background = draw_background(config, self.step, len(rays), self.device)
-            pixels = PixelBatch(rays, batch["image"].to(self.device).float())
+            pixels = PixelBatch(outputs["rays"], batch["image"].to(self.device).float())
+            background = draw_background(self.nerf.config, self.step, len(pixels.rays), self.device)
+            if self.config.bounded and pixels.rgba.shape[1] == 3:  # an object that was put over white
+                background = torch.ones_like(background)
             outputs["compared"] = compute_loss(self.nerf, pixels, background, step=self.step)
         return outputs["compared"]
 
