@@ -181,8 +181,8 @@ class ProcessTeam(Team):
             try:
                 return work.wait(timedelta(seconds=2.0))
             except RuntimeError:
-                if work.is_completed():  # it failed; else it is not over yet
-                    raise
+                if work.is_completed():  # failed, which raises again, or ended just now; else it is not over yet
+                    return work.wait()
             if not self._in_steps or self._store.add("nerfturbo_excused", 0) > 0:
                 until = time.monotonic() + HANG_SECONDS
             if time.monotonic() > until or self._store.add("nerfturbo_lost", 0) > 0:  # where one gives up, all do
