@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from nerfturbo import Trainer, load_scene, preset
-from nerfturbo.bench.ops import measure_ms
+from nerfturbo.bench.gate import measure_ms
 from nerfturbo.bench.record import write_json
 from nerfturbo.bench.render import RenderBenchmark, frames_of, render_record, run_render_benchmark
 from nerfturbo.data.cameras import Cameras

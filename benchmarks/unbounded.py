@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from nerfturbo import Trainer, preset
-from nerfturbo.bench.ops import measure_ms
+from nerfturbo.bench.gate import measure_ms
 from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.config import Config, from_dict, to_dict
 from nerfturbo.data.images import save_image

@@ -19,7 +19,7 @@ from ..rendering.image import RenderedImage
 from ..rendering.model import NerfModel
 from ..rendering.render import render_rays
 from ..types import Rays
-from .ops import measure_ms
+from .gate import measure_ms
 from .plot import make_table
 from .record import Record, machine
 

@@ -16,7 +16,7 @@ from ..ops._dispatch import Backend, use_backend
 from ..rendering.model import NerfModel, SceneBounds
 from ..training.loss import compute_loss, draw_background, first_rays
 from ..training.trainer import Trainer
-from .ops import backends
+from .gate import backends
 from .record import Record, machine
 from .scene import fit_whole
 

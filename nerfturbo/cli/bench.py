@@ -1,4 +1,4 @@
-"""`nerfturbo bench ops|step|scene|render`, `profile`, `tune`: correctness, then time; a table, JSON and a plot."""
+"""`nerfturbo bench step|scene|render`, `profile`, `tune`: correctness, then time; a table, JSON and a plot."""
 
 from __future__ import annotations
 
@@ -44,31 +44,6 @@ class TrainingArgs(ConfigArgs):
         """The starting config with these flags in it."""
         data = replace(start.data, source=self.scene, downscale=self.downscale)
         return replace(self.settings.apply(start), data=data)
-
-
-@dataclass(frozen=True)
-class OpsArgs:
-    """Time every operation on the fast backend of a device against the reference."""
-
-    ops: Annotated[tuple[str, ...], arg(metavar="NAME")] = ()  # Only these operations; all of them unless given.
-    device: Device = "auto"
-    quick: bool = False  # Fewer repeats and smaller sizes.
-    seed: int = 0  # Of the random inputs.
-    output: Output = Path("bench-ops.json")
-    json: Json = False
-
-
-def ops(argv: Sequence[str]) -> int:
-    args = parse(OpsArgs, argv, "bench ops")
-    from ..bench.ops import ops_record, render_table, run_ops_benchmark
-
-    device = _begin(args)
-    timings = run_ops_benchmark(device, args.ops or None, quick=args.quick, seed=args.seed)
-    fast = [timing for timing in timings if timing.backend != "reference"]
-    panel = Bars("times faster than the reference, gradients included", [timing.total_ratio for timing in fast])
-    plot = bar_chart("operations", [timing.op for timing in fast], [panel])
-    _publish(args, ops_record(timings, device=device, seed=args.seed), render_table(timings), plot)
-    return 0 if all(timing.gate == "passed" for timing in timings) else 1
 
 
 @dataclass(frozen=True)
@@ -275,7 +250,7 @@ def prepare(args: TrainingArgs, start: Config, device: str, display: Display) ->
     return scenes, config
 
 
-Measurement = OpsArgs | RenderArgs | StepArgs | SceneArgs | ProfileArgs | TuneArgs
+Measurement = RenderArgs | StepArgs | SceneArgs | ProfileArgs | TuneArgs
 
 
 def _begin(args: Measurement) -> str:

@@ -23,13 +23,12 @@ from ..files import read_entry
 from .flags import parse
 
 if TYPE_CHECKING:
-    from ..bench.op_cases import OpCase
+    from ..bench.gate import OpCase
 
 MIN_PYTHON = (3, 11)
 MIN_TORCH = (2, 11)
 MIN_TRITON_CAPABILITY = (7, 0)
 CUDA_LIBRARIES = ("libcudart.so", "libcublas.so", "libcublasLt.so", "libcudnn.so", "libnvrtc.so", "libnccl.so")
-SELF_TESTED = ("march", "composite", "importance", "hash_encode", "spherical_harmonics")
 
 Level = Literal["ok", "info", "warning", "broken"]
 SHOWN_AS = {"ok": ("ok", "green"), "info": ("-", "dim"), "warning": ("warning", "yellow"), "broken": ("BROKEN", "red")}
@@ -391,16 +390,16 @@ def _self_tests() -> Iterator[Finding]:
     """Values and gradients of a few ops under every backend that can run here, against the reference."""
     import torch
 
-    from ..bench.ops import backends, gate
+    from ..bench.gate import backends, gate
     from ..ops._dispatch import available
 
-    gpu = torch.cuda.is_available()
-    for device in ("cpu", "cuda") if gpu else ("cpu",):
-        cases, names = self_test_cases(device), backends(torch.device(device))
+    gpu, cases = torch.cuda.is_available(), self_test_cases()
+    for device in map(torch.device, ("cpu", "cuda") if gpu else ("cpu",)):
+        names = backends(device)
         if not gpu and available("triton") and os.environ.get("TRITON_INTERPRET") == "1":
             names.append("triton")
         for backend in names:
-            verdicts = {case.op: " ".join(gate(case, backend).split())[:200] for case in cases}
+            verdicts = {case.op: " ".join(gate(case, backend, device).split())[:200] for case in cases}
             failed = [f"{op}: {verdict}" for op, verdict in verdicts.items() if verdict != "passed"]
             what, agrees = f"{backend} on {device}", "runs" if backend == "reference" else "agrees with the reference"
             fix = "pip install --force-reinstall nerfturbo, clear the caches above; until then --backend reference"
@@ -408,11 +407,8 @@ def _self_tests() -> Iterator[Finding]:
             yield broken if failed else Finding("ok", what, f"{agrees} in {', '.join(verdicts)}")
 
 
-def self_test_cases(device: str) -> list[OpCase]:
+def self_test_cases() -> list[OpCase]:
     """One small call of each op."""
-    import torch
+    from ..bench.gate import Draw, basic_cases
 
-    from ..bench.op_cases import op_cases
-
-    cases = op_cases(torch.device(device), seed=0, quick=True)
-    return list({case.op: case for case in cases if case.op in SELF_TESTED}.values())
+    return list(basic_cases(Draw(seed=0, small=16)))

@@ -44,14 +44,13 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "tune": ("bench", "tune", "find the largest batch that fits and a learning rate, and write a config"),
     "profile": ("bench", "profile", "say where time and memory of a step go, with a trace for the browser"),
     "doctor": ("doctor", "main", "check this machine and say what to do about what does not work"),
-    "bench ops": ("bench", "ops", "time every operation against its reference"),
     "bench step": ("bench", "step", "time a whole training step against the reference"),
     "bench scene": ("bench", "scene", "train a scene and score it at marks on the way"),
     "bench render": ("bench", "render", "check and time the frames of a trained run"),
     "warmup": ("startup", "warmup", "compile all kernels now, so that the first training starts at once"),
 }
 
-STUDIES = ("bench precision", "bench ablation", "bench trainers")  # now scripts of the folder benchmarks
+STUDIES = ("bench ops", "bench precision", "bench ablation", "bench trainers")  # now scripts of the folder benchmarks
 
 MEMORY_HINT = "lower --train.batch-samples (nerfturbo tune finds what fits) or shrink the pictures by --downscale"
 AGAIN_AFTER = 0.05  # seconds: by then C has usually left the callback; if not, it is dropped and comes again

@@ -11,13 +11,15 @@ import pytest
 import torch
 from rich.console import Console
 
-from nerfturbo.bench import ops as bench
-from nerfturbo.bench.op_cases import op_cases
-from nerfturbo.bench.ops import ops_record, render_table, run_ops_benchmark
+from nerfturbo.bench.gate import gate
 from nerfturbo.bench.record import Record, command, commit, machine, write_json
 from nerfturbo.errors import InputError
 from nerfturbo.ops import _dispatch
 from nerfturbo.ops.packed import cpu as packed
+from op_cases import op_cases
+from ops import ops_record, render_table, run_ops_benchmark
+
+from .conftest import Study
 
 CHOSEN = ["packed_sum", "compact"]
 
@@ -62,9 +64,9 @@ def test_every_op_has_a_case_that_passes_its_gate(monkeypatch: pytest.MonkeyPatc
         return load(package, op, function)
 
     monkeypatch.setattr(_dispatch, "_load", spy)
-    cases = list(op_cases(torch.device("cpu"), seed=3, quick=True))
+    cases = list(op_cases(seed=3, quick=True))
     for case in cases:
-        assert bench.gate(case, "cpu") == "passed", f"{case.op}, {case.size}"
+        assert gate(case, "cpu", torch.device("cpu")) == "passed", f"{case.op}, {case.size}"
     contracts = "".join(path.read_text() for path in Path(_dispatch.__file__).parent.glob("*/__init__.py"))
     known = set(re.findall(r'implementation\("(\w+)", "(\w+)"', contracts))
     assert len(known) > 35
@@ -102,3 +104,13 @@ def test_facts_about_the_run():
     assert "/" not in command().split()[0]
     found = commit()
     assert found is None or len(found.rstrip("+")) == 40
+
+
+def test_the_script_writes_its_table_its_file_and_its_plot(study: Study, tmp_path: Path):
+    output = tmp_path / "ops.json"
+    done = study("ops", "--ops", "compact", "--device", "cpu", "--quick", "--output", output)
+    assert done.code == 0 and "compact" in done.out, done.err
+    assert [row["backend"] for row in json.loads(output.read_text())["values"]] == ["reference", "cpu"]
+    assert output.with_suffix(".svg").is_file()
+    refused = study("ops", "--ops", "nonsense", "--device", "cpu", "--quick", "--output", output)
+    assert refused.code == 2 and "ops: expected names among" in refused.err

@@ -152,7 +152,7 @@ def test_unknown_commands_list_the_known_ones(nerfturbo: Nerfturbo, words: list[
     assert result.code == 2 and "usage: nerfturbo" in result.err and result.out == ""
 
 
-@pytest.mark.parametrize("study", ["precision", "ablation", "trainers"])
+@pytest.mark.parametrize("study", ["ops", "precision", "ablation", "trainers"])
 def test_studies_are_found_where_they_are(nerfturbo: Nerfturbo, study: str) -> None:
     result = nerfturbo("bench", study, "toybox")
     assert result.code == 2 and f"did you mean python benchmarks/{study}.py?" in result.err

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from nerfturbo.bench.op_cases import CALLS, Inputs
+from nerfturbo.bench.gate import CALLS
 from nerfturbo.cli import doctor
 from nerfturbo.cli.doctor import Cache, Facts, Finding, Gpu, Probes, diagnose, gather, writing_problem
 
@@ -176,15 +176,15 @@ def test_this_machine(nerfturbo: Nerfturbo) -> None:
 
 
 def test_a_wrong_kernel_is_found(nerfturbo: Nerfturbo, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = next(case for case in doctor.self_test_cases("cpu") if case.op == "spherical_harmonics")
+    case = next(case for case in doctor.self_test_cases() if case.op == "spherical_harmonics")
     calls, right = list[int](), CALLS[case.op]
 
-    def wrong(inputs: Inputs) -> torch.Tensor:
+    def wrong(inputs: SimpleNamespace) -> torch.Tensor:
         calls.append(1)
         return right(inputs) * (1.0 if len(calls) % 2 else 1.1)
 
     monkeypatch.setitem(CALLS, case.op, wrong)
-    monkeypatch.setattr(doctor, "self_test_cases", lambda device: [case])
+    monkeypatch.setattr(doctor, "self_test_cases", lambda: [case])
     result = nerfturbo("doctor", "--json")
     assert result.code == 1 and result.json["usable"] is False
     causes = {finding["cause"] for finding in result.json["findings"] if finding["level"] == "broken"}
@@ -192,12 +192,12 @@ def test_a_wrong_kernel_is_found(nerfturbo: Nerfturbo, monkeypatch: pytest.Monke
 
 
 def test_a_kernel_that_raises_is_found(nerfturbo: Nerfturbo, monkeypatch: pytest.MonkeyPatch) -> None:
-    def raises(inputs: Inputs) -> torch.Tensor:
+    def raises(inputs: SimpleNamespace) -> torch.Tensor:
         raise RuntimeError("device kernel image is invalid")
 
-    case = doctor.self_test_cases("cpu")[0]
+    case = doctor.self_test_cases()[0]
     monkeypatch.setitem(CALLS, case.op, raises)
-    monkeypatch.setattr(doctor, "self_test_cases", lambda device: [case])
+    monkeypatch.setattr(doctor, "self_test_cases", lambda: [case])
     result = nerfturbo("doctor", "--json")
     broken = [finding["detail"] for finding in result.json["findings"] if finding["level"] == "broken"]
     assert result.code == 1 and all("RuntimeError: device kernel image is invalid" in detail for detail in broken)

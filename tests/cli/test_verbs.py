@@ -143,7 +143,7 @@ def test_the_overview_names_every_command(nerfturbo: Nerfturbo) -> None:
     rows = [line for line in nerfturbo().out.splitlines() if line.startswith("  ")]
     assert len({len(re.match(r"  \S+( \S+)?  +", line)[0]) for line in rows}) == 1  # type: ignore[index]
     bench = nerfturbo("bench", "--help")
-    assert bench.code == 0 and "bench ops" in bench.out and "doctor" not in bench.out
+    assert bench.code == 0 and "bench step" in bench.out and "doctor" not in bench.out
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -1,31 +1,40 @@
 """The inputs on which every op is checked and timed: the sizes of a training step, drawn anew for each seed."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..fields.voxels import build_structure, node_keys, split_nodes
-from ..ops.adam import COLUMNS, AdamState, RayBudget, StepState, adam_update, check_gradients, finish_step, record_step
-from ..ops.composite import Thinning, composite, composite_pixels, merge_weak_samples, visibility
-from ..ops.composite_loss import RayLossRule, composite_loss, ray_losses
-from ..ops.frame import absorb_samples, finish_rays, next_samples, start_rays
-from ..ops.hash_encode import HashLayout, fade_levels, hash_encode
-from ..ops.intervals import Space, importance_sample, interval_weights, place_intervals
-from ..ops.march import OccupancyBits, StepRule, decay_and_max, march, pack_bits, threshold_bits
-from ..ops.mlp import fused_mlp, wide_mlp
-from ..ops.ngp import NgpDensity, NgpGrid, NgpWeights, ngp_field, ngp_query, skips_unused
-from ..ops.packed import compact, packed_cumsum, packed_sum
-from ..ops.pixels import PixelMask, PixelPool, camera_rays, choose_pixels, draw_pixels, pack_words, read_pixels
-from ..ops.positions import ray_aabb, sample_positions
-from ..ops.random import Stream, random_bits, random_uniform
-from ..ops.spherical_harmonics import spherical_harmonics
-from ..ops.voxels import VoxelIndex, VoxelTables, color_width, voxel_density, voxel_lookup, voxel_variation
-from ..types import Aabb, PackedSamples
+from nerfturbo.bench.gate import BOX, CALLS, LAYOUT, Draw, OpCase, basic_cases, samples_of
+from nerfturbo.fields.voxels import build_structure, node_keys, split_nodes
+from nerfturbo.ops.adam import (
+    COLUMNS,
+    AdamState,
+    RayBudget,
+    StepState,
+    adam_update,
+    check_gradients,
+    finish_step,
+    record_step,
+)
+from nerfturbo.ops.composite import Thinning, composite_pixels, merge_weak_samples, visibility
+from nerfturbo.ops.composite_loss import RayLossRule, composite_loss, ray_losses
+from nerfturbo.ops.frame import absorb_samples, finish_rays, next_samples, start_rays
+from nerfturbo.ops.hash_encode import fade_levels
+from nerfturbo.ops.intervals import Space, interval_weights, place_intervals
+from nerfturbo.ops.march import OccupancyBits, StepRule, decay_and_max, pack_bits, threshold_bits
+from nerfturbo.ops.mlp import fused_mlp, wide_mlp
+from nerfturbo.ops.ngp import NgpDensity, NgpGrid, NgpWeights, ngp_field, ngp_query, skips_unused
+from nerfturbo.ops.packed import compact, packed_cumsum, packed_sum
+from nerfturbo.ops.pixels import PixelMask, PixelPool, camera_rays, choose_pixels, draw_pixels, pack_words, read_pixels
+from nerfturbo.ops.positions import ray_aabb, sample_positions
+from nerfturbo.ops.random import Stream, random_bits, random_uniform
+from nerfturbo.ops.voxels import VoxelIndex, VoxelTables, color_width, voxel_density, voxel_lookup, voxel_variation
 
-BOX, LAYOUT = Aabb.cube(1.0), HashLayout(log2_entries=17)
 RULE = RayLossRule(distortion=0.01, opacity=0.001, sparsity=1e-4)
 RESOLUTION, N_BASIS, ROUNDS, EMPTY = 64, 9, 6, -3.0
 SHAPES = ((64, 32), (16, 64), (64, 32), (64, 64), (3, 64))
@@ -37,76 +46,45 @@ MIXED: dict[str, Any] = {"spacing": "mixed", "space": Space(BOX, "cube")}
 LIMITS: dict[str, Any] = {"early_stop_eps": 1e-3, "alpha_thre": 1e-3}
 
 
-class Inputs:
-    """Tensors by name, and what ops take several of them as."""
-
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self._tensors = tensors
-
-    def __getattr__(self, name: str) -> Tensor:
-        return self._tensors[name]
-
-    def starting(self, prefix: str) -> list[Tensor]:
-        return [tensor for name, tensor in self._tensors.items() if name.startswith(prefix)]
-
-    @property
-    def samples(self) -> PackedSamples:
-        return PackedSamples(self.t_starts, self.t_ends, self.ray_indices, self.offsets)
-
-    @property
-    def ngp_weights(self) -> NgpWeights:
-        return NgpWeights(*(self._tensors[name] for name in WEIGHTS))
-
-    @property
-    def voxels(self) -> tuple[VoxelTables, VoxelIndex]:
-        return VoxelTables(self.density, self.color), VoxelIndex(self.blocks, self.rows, RESOLUTION, EMPTY)
+def starting(x: SimpleNamespace, prefix: str) -> list[Tensor]:
+    return [tensor for name, tensor in vars(x).items() if name.startswith(prefix)]
 
 
-@dataclass(frozen=True)
-class OpCase:
-    """One call of `CALLS` to check and to time. `inputs` are the tensors; those in `wanted` also get gradients."""
-
-    op: str
-    size: str  # in words
-    inputs: dict[str, Tensor]
-    wanted: tuple[str, ...] = ()
-    tolerance: float = 1e-4  # of the largest value, for values and gradients
-    outliers: float = 0.0  # share of values that may differ: those that rounding moves across a border
+def ngp_weights(x: SimpleNamespace) -> NgpWeights:
+    return NgpWeights(*(getattr(x, name) for name in WEIGHTS))
 
 
-def _march(x: Inputs) -> tuple[Tensor, ...]:
-    grid, rule = OccupancyBits(x.bits, BOX, 128), StepRule(step_size=3.0**0.5 * 2 / 1024)
-    out = march(x.origins, x.directions, grid, rule, jitter=x.jitter)
-    return out.offsets.float(), out.t_starts.sum(), out.t_ends.sum()
+def voxels(x: SimpleNamespace) -> tuple[VoxelTables, VoxelIndex]:
+    return VoxelTables(x.density, x.color), VoxelIndex(x.blocks, x.rows, RESOLUTION, EMPTY)
 
 
-def _compact(x: Inputs) -> tuple[Tensor, ...]:
-    out = compact(x.samples, x.keep)
+def _compact(x: SimpleNamespace) -> tuple[Tensor, ...]:
+    out = compact(samples_of(x), x.keep)
     return out.t_starts, out.t_ends, out.ray_indices, out.offsets
 
 
-def _ngp_logits(x: Inputs) -> tuple[Tensor, Tensor]:
-    skips_unused(x.table, x.ngp_weights)
+def _ngp_logits(x: SimpleNamespace) -> tuple[Tensor, Tensor]:
+    skips_unused(x.table, ngp_weights(x))
     with torch.no_grad():
-        return ngp_query(x.positions, x.directions, x.rays, NgpGrid(x.table, LAYOUT), x.ngp_weights, logits=True)
+        return ngp_query(x.positions, x.directions, x.rays, NgpGrid(x.table, LAYOUT), ngp_weights(x), logits=True)
 
 
-def _ngp_density(x: Inputs) -> NgpDensity:
-    return NgpDensity(BOX, x.table, LAYOUT, x.ngp_weights[:2])
+def _ngp_density(x: SimpleNamespace) -> NgpDensity:
+    return NgpDensity(BOX, x.table, LAYOUT, ngp_weights(x)[:2])
 
 
-def _ngp_visibility(x: Inputs) -> tuple[Tensor, ...]:
+def _ngp_visibility(x: SimpleNamespace) -> tuple[Tensor, ...]:
     field, thinning = _ngp_density(x), Thinning(0.05, x.phases)
-    flags = field.visibility(x.origins, x.directions, x.samples, **LIMITS)
-    codes = field.visibility(x.origins, x.directions, x.samples, thinning=thinning, **LIMITS)
+    flags = field.visibility(x.origins, x.directions, samples_of(x), **LIMITS)
+    codes = field.visibility(x.origins, x.directions, samples_of(x), thinning=thinning, **LIMITS)
     return flags.float(), (codes != 0).float()
 
 
-def _camera_rays(x: Inputs) -> tuple[Tensor, Tensor]:
+def _camera_rays(x: SimpleNamespace) -> tuple[Tensor, Tensor]:
     return camera_rays(x.camera, width=x.pixels.shape[1], height=x.pixels.shape[0])
 
 
-def _frame(x: Inputs) -> tuple[Tensor, ...]:
+def _frame(x: SimpleNamespace) -> tuple[Tensor, ...]:
     """A few rounds through fog whose colour is the place."""
     live = start_rays(*_camera_rays(x), OccupancyBits(x.bits, BOX, RESOLUTION), StepRule(0.01))
     for _ in range(ROUNDS):
@@ -116,99 +94,80 @@ def _frame(x: Inputs) -> tuple[Tensor, ...]:
     return finish_rays(live)
 
 
-def _decay_and_max(x: Inputs) -> Tensor:
+def _decay_and_max(x: SimpleNamespace) -> Tensor:
     density = x.density.clone()
     decay_and_max(density, x.cells, x.fresh, 0.95)
     return density
 
 
-def _threshold_bits(x: Inputs) -> tuple[Tensor, Tensor]:
+def _threshold_bits(x: SimpleNamespace) -> tuple[Tensor, Tensor]:
     bits = torch.empty(x.density.shape[0] // 32, dtype=torch.int32, device=x.density.device)
     return threshold_bits(x.density, bits, 0.01), bits
 
 
-def _adam(x: Inputs) -> tuple[Tensor, ...]:
+def _adam(x: SimpleNamespace) -> tuple[Tensor, ...]:
     """On the same tensors again and again: the first call, from which the gate compares, changes them."""
     step, lr = torch.zeros((), dtype=torch.int64, device=x.grad.device), torch.tensor(0.01, device=x.grad.device)
     adam_update(x.params, x.grad, AdamState(x.first, x.second, step), lr)
     return x.params, x.first, x.second
 
 
-def _check_gradients(x: Inputs) -> tuple[Tensor, Tensor]:
+def _check_gradients(x: SimpleNamespace) -> tuple[Tensor, Tensor]:
     flag = torch.zeros((), device=x.grad.device)
     return check_gradients([x.grad], flag), flag
 
 
-def _finish_step(x: Inputs) -> tuple[Tensor, ...]:
+def _finish_step(x: SimpleNamespace) -> tuple[Tensor, ...]:
     mine = [value.clone() for value in (x.step, x.flag, x.scale, x.good)]
     finish_step(mine[0], mine[1], scale=mine[2], good_steps=mine[3])
     return tuple(mine)
 
 
-def _record_step(x: Inputs) -> tuple[Tensor, ...]:
+def _record_step(x: SimpleNamespace) -> tuple[Tensor, ...]:
     state = StepState.create(step=5, n_active=1000, length=8, device=x.floats.device)
     names = ("loss", "mse", "found_inf", "loss_scale", "n_rays", "n_samples", "n_marched")
     record_step(state, dict(zip(names, (*x.floats, *x.counts), strict=True)), RayBudget(1 << 18, 1 << 20, 1 << 16))
     return state.ring, state.n_active, state.totals
 
 
-CALLS: dict[str, Callable[[Inputs], Any]] = {
+CALLS |= {
     "random": lambda x: random_uniform(x.like.shape[0], columns=3, device=x.like.device, **USER),
     "random_bits": lambda x: random_bits(x.like.shape[0], device=x.like.device, **USER),
     "aabb": lambda x: ray_aabb(x.origins, x.directions, BOX),
     "packed_sum": lambda x: packed_sum(x.values, x.offsets),
     "packed_cumsum": lambda x: packed_cumsum(x.values, x.offsets),
-    "composite": lambda x: composite(x.density, x.rgb, x.samples, early_stop_eps=1e-4),
-    "composite_pixels": lambda x: composite_pixels(x.density, x.rgb, x.samples, x.background),
-    "visibility": lambda x: visibility(x.density, x.samples, early_stop_eps=1e-3).float(),
-    "composite_loss": lambda x: composite_loss(x.raw, x.samples, x.background, x.target).loss,
-    "ray_losses": lambda x: ray_losses(x.raw, x.samples, RULE),
-    "merge_weak_samples": lambda x: merge_weak_samples(x.optical, x.samples, Thinning(0.05, x.phases)).float(),
-    "sample_positions": lambda x: sample_positions(x.origins, x.directions, x.samples, aabb=BOX),
-    "contracted_positions": lambda x: sample_positions(x.origins, x.directions, x.samples, **CUBE),
-    "importance": lambda x: importance_sample(x.edges, x.weights, 64),
+    "composite_pixels": lambda x: composite_pixels(x.density, x.rgb, samples_of(x), x.background),
+    "visibility": lambda x: visibility(x.density, samples_of(x), early_stop_eps=1e-3).float(),
+    "composite_loss": lambda x: composite_loss(x.raw, samples_of(x), x.background, x.target).loss,
+    "ray_losses": lambda x: ray_losses(x.raw, samples_of(x), RULE),
+    "merge_weak_samples": lambda x: merge_weak_samples(x.optical, samples_of(x), Thinning(0.05, x.phases)).float(),
+    "sample_positions": lambda x: sample_positions(x.origins, x.directions, samples_of(x), aabb=BOX),
+    "contracted_positions": lambda x: sample_positions(x.origins, x.directions, samples_of(x), **CUBE),
     "place_intervals": lambda x: place_intervals(x.places, x.origins, x.directions, near=x.near, far=x.far, **MIXED),
     "interval_weights": lambda x: interval_weights(x.density, x.distances),
-    "hash_encode": lambda x: hash_encode(x.positions, x.table, LAYOUT),
     "fade_levels": lambda x: fade_levels(x.encoding, x.footprints, LAYOUT),
-    "spherical_harmonics": lambda x: spherical_harmonics(x.directions),
-    "fused_mlp": lambda x: fused_mlp(x.inputs, x.starting("weight")),
-    "wide_mlp": lambda x: wide_mlp(x.inputs, x.starting("weight"), x.starting("bias"), skip=2, relu_last=True),
-    "ngp_field": lambda x: ngp_field(x.encoding, x.directions, x.rays, x.ngp_weights),
+    "fused_mlp": lambda x: fused_mlp(x.inputs, starting(x, "weight")),
+    "wide_mlp": lambda x: wide_mlp(x.inputs, starting(x, "weight"), starting(x, "bias"), skip=2, relu_last=True),
+    "ngp_field": lambda x: ngp_field(x.encoding, x.directions, x.rays, ngp_weights(x)),
     "ngp_density_logits": lambda x: _ngp_density(x).at(x.positions, logits=True),
     "ngp_densities": lambda x: _ngp_density(x).at(x.positions),
-    "ngp_query": lambda x: ngp_query(x.positions, x.directions, None, NgpGrid(x.table, LAYOUT), x.ngp_weights),
-    "voxel_lookup": lambda x: voxel_lookup(x.positions, x.basis, x.rays, *x.voxels),
-    "voxel_density": lambda x: voxel_density(x.positions, x.density, x.voxels[1]),
-    "voxel_variation": lambda x: voxel_variation(*x.voxels, x.nodes, x.chosen, n_basis=N_BASIS),
-    "draw_pixels": lambda x: draw_pixels(PixelPool(*x.starting("pool_")), x.like.shape[0], **KEY),
+    "ngp_query": lambda x: ngp_query(x.positions, x.directions, None, NgpGrid(x.table, LAYOUT), ngp_weights(x)),
+    "voxel_lookup": lambda x: voxel_lookup(x.positions, x.basis, x.rays, *voxels(x)),
+    "voxel_density": lambda x: voxel_density(x.positions, x.density, voxels(x)[1]),
+    "voxel_variation": lambda x: voxel_variation(*voxels(x), x.nodes, x.chosen, n_basis=N_BASIS),
+    "draw_pixels": lambda x: draw_pixels(PixelPool(*starting(x, "pool_")), x.like.shape[0], **KEY),
     "read_pixels": lambda x: read_pixels(x.pool_colors, x.chosen),
     "choose_pixels": lambda x: (
         choose_pixels(x.pool_offsets, x.pool_widths, x.like.shape[0], mask=PixelMask.of_words(x.words), **KEY).indices
     ),
 }
-ALONE = (_march, _compact, _ngp_logits, _ngp_visibility, _camera_rays, _frame, _decay_and_max, _threshold_bits)
+ALONE = (_compact, _ngp_logits, _ngp_visibility, _camera_rays, _frame, _decay_and_max, _threshold_bits)
 ALONE += (_adam, _check_gradients, _finish_step, _record_step)
 CALLS |= {function.__name__.removeprefix("_"): function for function in ALONE}
 
 
-class Draw:
-    """Random inputs of one seed, of sizes divided by `small`."""
-
-    def __init__(self, seed: int, small: int) -> None:
-        self._generator, self.small = torch.Generator().manual_seed(seed), small
-
-    def normal(self, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=self._generator)
-
-    def uniform(self, *shape: int) -> Tensor:
-        return torch.rand(shape, generator=self._generator)
-
-    def integers(self, low: int, high: int, *shape: int) -> Tensor:
-        return torch.randint(low, high, shape, generator=self._generator)
-
-    def units(self, n: int) -> Tensor:
-        return torch.nn.functional.normalize(self.normal(n, 3), dim=-1)
+class MoreDraw(Draw):
+    """And what these ops take."""
 
     def rays(self, n_rays: int) -> dict[str, Tensor]:
         return {"origins": self.normal(n_rays, 3), "directions": self.units(n_rays)}
@@ -219,42 +178,22 @@ class Draw:
     def sorted_rays(self, n_rays: int, n: int) -> Tensor:
         return torch.sort(self.integers(0, n_rays, n)).values.int()
 
-    def samples(self, n_rays: int, n: int) -> tuple[dict[str, Tensor], int, int]:
-        """About n samples on n_rays rays, then how many of each there are."""
-        n_rays, n = n_rays // self.small, n // self.small
-        counts = self.integers(0, 2 * n // n_rays + 1, n_rays)
-        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
-        rays = torch.repeat_interleave(torch.arange(n_rays), counts)
-        starts = (torch.arange(rays.shape[0]) - offsets[rays]).float() * 0.01
-        found = {"t_starts": starts, "t_ends": starts + 0.01, "ray_indices": rays.int(), "offsets": offsets.int()}
-        return found, rays.shape[0], n_rays
-
     def ngp(self) -> dict[str, Tensor]:
         table = {"table": self.normal(LAYOUT.n_entries, LAYOUT.n_features)}
         return table | {name: self.normal(*shape) / shape[1] ** 0.5 for name, shape in WEIGHTS.items()}
 
 
-def op_cases(device: torch.device, *, seed: int, quick: bool) -> Iterator[OpCase]:
+def op_cases(*, seed: int, quick: bool) -> Iterator[OpCase]:
     """Every op at its size in a training step; a sixteenth of it for a quick look."""
-    draw = Draw(seed, 16 if quick else 1)
+    draw = MoreDraw(seed, 16 if quick else 1)
+    yield from basic_cases(draw)
     for make in (_of_rays, _of_samples, _of_intervals, _of_networks, _of_ngp, _of_voxels, _of_pixels, _of_steps):
-        for case in make(draw):
-            yield replace(case, inputs={name: value.to(device) for name, value in case.inputs.items()})
+        yield from make(draw)
 
 
-def _of_rays(draw: Draw) -> Iterator[OpCase]:
-    n, resolution = 4096 // draw.small, 128
-    origins = 3.0 * draw.units(n)
-    directions = torch.nn.functional.normalize(0.7 * draw.normal(n, 3) - origins, dim=-1)
-    rays = {"origins": origins, "directions": directions}
-    axis = (torch.arange(resolution) + 0.5) / resolution * 2.0 - 1.0
-    x, y, z = torch.meshgrid(axis, axis, axis, indexing="ij")
-    shell = ((x**2 + y**2 + z**2).sqrt() - 0.6).abs() < 0.05
-    cells = (shell | (draw.uniform(*shell.shape) < 0.002)).flatten()
-    grid = {"bits": pack_bits(cells), "jitter": draw.uniform(n)}
-    size = f"{n:,} rays, {resolution}^3 cells, {cells.float().mean().item():.1%} occupied"
-    yield OpCase("aabb", f"{n:,} rays", rays)
-    yield OpCase("march", size, rays | grid)
+def _of_rays(draw: MoreDraw) -> Iterator[OpCase]:
+    n = 4096 // draw.small
+    yield OpCase("aabb", f"{n:,} rays", draw.rays_at_the_box(n))
 
     n = 128**3 // draw.small
     density = {"density": draw.uniform(n)}
@@ -263,7 +202,7 @@ def _of_rays(draw: Draw) -> Iterator[OpCase]:
     yield OpCase("threshold_bits", f"{n:,} cells", density)
 
 
-def _of_samples(draw: Draw) -> Iterator[OpCase]:
+def _of_samples(draw: MoreDraw) -> Iterator[OpCase]:
     samples, n, n_rays = draw.samples(8192, 131072)
     size, values = f"{n:,} samples, {n_rays:,} rays", samples | {"values": draw.normal(n)}
     yield OpCase("packed_sum", size, values, ("values",))
@@ -272,7 +211,6 @@ def _of_samples(draw: Draw) -> Iterator[OpCase]:
 
     field = samples | {"density": 60.0 * draw.uniform(n) ** 4, "rgb": draw.uniform(n, 3)}
     shown, colors = field | {"background": draw.uniform(3)}, ("density", "rgb")
-    yield OpCase("composite", size, field, colors)
     yield OpCase("composite_pixels", size, shown, colors, tolerance=1e-3)
     yield OpCase("visibility", size, field, outliers=1e-4)
 
@@ -290,11 +228,7 @@ def _of_samples(draw: Draw) -> Iterator[OpCase]:
     yield OpCase("merge_weak_samples", f"{n:,} samples, {n_rays:,} rays", fog, outliers=2e-3)
 
 
-def _of_intervals(draw: Draw) -> Iterator[OpCase]:
-    n_rays, bins = 4096 // draw.small, 64
-    histogram = {"edges": draw.uniform(n_rays, bins + 1).cumsum(-1), "weights": draw.uniform(n_rays, bins) ** 3}
-    yield OpCase("importance", f"{n_rays:,} rays, {bins} bins to 64", histogram, outliers=1e-4)
-
+def _of_intervals(draw: MoreDraw) -> Iterator[OpCase]:
     n_rays, n = 8192 // draw.small, 96
     size, places = f"{n_rays:,} rays, {n} intervals", torch.sort(draw.uniform(n_rays, n + 1), dim=-1).values
     rays = draw.rays(n_rays) | {"near": torch.full((n_rays, 1), 0.05), "far": torch.full((n_rays, 1), 50.0)}
@@ -304,7 +238,7 @@ def _of_intervals(draw: Draw) -> Iterator[OpCase]:
     yield OpCase("interval_weights", size, weights, ("density",))
 
 
-def _of_networks(draw: Draw) -> Iterator[OpCase]:
+def _of_networks(draw: MoreDraw) -> Iterator[OpCase]:
     def network(op: str, n: int, widths: tuple[int, ...], skip: int | None = None) -> OpCase:
         inputs = {"inputs": draw.normal(n, widths[0])}
         for k in range(len(widths) - 1):
@@ -319,19 +253,17 @@ def _of_networks(draw: Draw) -> Iterator[OpCase]:
     yield network("wide_mlp", n // 4, (63, 256, 256, 256, 256), skip=2)
 
 
-def _of_ngp(draw: Draw) -> Iterator[OpCase]:
+def _of_ngp(draw: MoreDraw) -> Iterator[OpCase]:
     n, n_rays, learned = 65536 // draw.small, 4096 // draw.small, tuple(WEIGHTS)
     rays = {"rays": draw.sorted_rays(n_rays, n), "directions": draw.normal(n_rays, 16)}
     points, size = {"positions": draw.uniform(n, 3)}, f"{n:,} points, 16 levels, 2^17 entries"
     field = points | draw.ngp()
     # At a scale of 2048 a position's rounding is 1e-4 of a cell, and a slope belongs to the cell chosen.
-    yield OpCase("hash_encode", size, field, ("table",), tolerance=1e-3)
     both = ("positions", "table")
     yield OpCase("hash_encode", size + ", to positions too", field, both, tolerance=2e-3, outliers=1e-2)
 
     encoded = {"encoding": draw.normal(32, n).t(), "footprints": draw.uniform(n) * 0.02}
     yield OpCase("fade_levels", f"{n:,} points, 16 levels", encoded, ("encoding",))
-    yield OpCase("spherical_harmonics", f"{n:,} directions", {"directions": draw.units(n)}, ("directions",))
     yield OpCase("ngp_field", f"{n:,} points", encoded | rays | field, ("encoding", *learned), tolerance=5e-3)
     yield OpCase("ngp_density_logits", size, field, tolerance=5e-3)
     yield OpCase("ngp_logits", size, rays | field, tolerance=5e-3)
@@ -348,7 +280,7 @@ def _of_ngp(draw: Draw) -> Iterator[OpCase]:
     yield OpCase("ngp_visibility", size, marched | dense, outliers=2e-3)
 
 
-def _of_voxels(draw: Draw) -> Iterator[OpCase]:
+def _of_voxels(draw: MoreDraw) -> Iterator[OpCase]:
     n, n_rays = 65536 // draw.small, 4096 // draw.small
     x, y, z = split_nodes(torch.arange((RESOLUTION + 1) ** 3), RESOLUTION)
     stored = ((torch.stack([x, y, z]) - RESOLUTION / 2).norm(dim=0) / RESOLUTION - 0.3).abs() < 0.06
@@ -365,7 +297,7 @@ def _of_voxels(draw: Draw) -> Iterator[OpCase]:
     yield OpCase("voxel_variation", f"{n_nodes // 4:,} of {n_nodes:,} nodes", grid | some, both, tolerance=1e-3)
 
 
-def _of_pixels(draw: Draw) -> Iterator[OpCase]:
+def _of_pixels(draw: MoreDraw) -> Iterator[OpCase]:
     side, n_images, n = 100, 20, 65536 // draw.small
     n_pixels, like = n_images * side**2, {"like": torch.zeros(n)}
     flags = draw.uniform(n_pixels) < 0.7
@@ -394,7 +326,7 @@ def _of_pixels(draw: Draw) -> Iterator[OpCase]:
     yield OpCase("frame", f"{size}, {ROUNDS} rounds", frame, outliers=1e-2)
 
 
-def _of_steps(draw: Draw) -> Iterator[OpCase]:
+def _of_steps(draw: MoreDraw) -> Iterator[OpCase]:
     n = (1 << 22) // draw.small
     moments = {name: draw.normal(n) for name in ("params", "grad", "first")} | {"second": draw.uniform(n)}
     yield OpCase("adam", f"{n:,} parameters", moments)

@@ -1,20 +1,36 @@
-"""Time every op on every backend of a device against the reference: first the gate, then the clock."""
+"""Time every op on every backend of a device against the reference: first the gate, then the clock.
 
+python benchmarks/ops.py --output ops.json
+python benchmarks/ops.py --ops hash_encode march --quick
+"""
+
+from __future__ import annotations
+
+from common import run_study
+
+# isort: split
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import torch
 from rich.table import Table
-from torch import Tensor
+from tyro.conf import arg
 
-from ..errors import refuse
-from ..ops._dispatch import Backend, available, use_backend
-from .op_cases import CALLS, Inputs, OpCase, op_cases
-from .plot import make_table
-from .record import Record, machine
+from nerfturbo.bench.gate import OpCase, backends, gate, measure_ms, runner
+from nerfturbo.bench.plot import Bars, bar_chart, make_table
+from nerfturbo.bench.record import Record, machine, write_json
+from nerfturbo.cli.bench import Json, Output, show_result
+from nerfturbo.cli.flags import Device, parse
+from nerfturbo.cli.settings import resolve_device
+from nerfturbo.errors import refuse
+from nerfturbo.evaluation.run_folder import check_result
+from nerfturbo.ops._dispatch import Backend
+from op_cases import op_cases
 
 PROTOCOL = (
     "gate: values and every gradient against the reference on the same random inputs; then {warmup} warm-up calls and "
@@ -44,7 +60,7 @@ def run_ops_benchmark(
 ) -> list[OpTiming]:
     """Gate and time the ops (None: all) on each backend that runs on the device, the reference included."""
     device = torch.device(device)
-    cases = list(op_cases(device, seed=seed, quick=quick))
+    cases = list(op_cases(seed=seed, quick=quick))
     known = sorted({case.op for case in cases})
     for op in ops or ():
         refuse(op not in known, "ops", "names among " + ", ".join(known), repr(op))
@@ -52,68 +68,19 @@ def run_ops_benchmark(
     return [timing for case in chosen for timing in _run_case(case, device, quick)]
 
 
-def backends(device: torch.device) -> list[Backend]:
-    """The reference first, then what is fast on this device."""
-    fast: dict[str, tuple[Backend, str]] = {"cpu": ("cpu", "numba"), "cuda": ("triton", "triton")}
-    name, module = fast.get(device.type, ("reference", "torch"))
-    return ["reference", name] if name != "reference" and available(module) else ["reference"]
-
-
 def _run_case(case: OpCase, device: torch.device, quick: bool) -> list[OpTiming]:
-    gates: dict[Backend, str] = {b: "passed" if b == "reference" else gate(case, b) for b in backends(device)}
+    gates: dict[Backend, str] = {b: "passed" if b == "reference" else gate(case, b, device) for b in backends(device)}
     passed: list[Backend] = [name for name, found in gates.items() if found == "passed"]
-    forward = _time({name: _runner(case, name, ()) for name in passed}, device, quick)
+    forward = _time({name: runner(case, name, device, ()) for name in passed}, device, quick)
     total = forward
     if case.wanted:
-        total = _time({name: _runner(case, name, case.wanted) for name in passed}, device, quick)
+        total = _time({name: runner(case, name, device, case.wanted) for name in passed}, device, quick)
     results = []
     for name, found in gates.items():
         own = [times.get(name) for times in (forward, total)]
         ratios = [times["reference"] / times[name] if name in times else None for times in (forward, total)]
         results.append(OpTiming(case.op, case.size, name, *own, *ratios, gate=found))
     return results
-
-
-def _runner(case: OpCase, backend: Backend, wanted: Sequence[str]) -> Callable[[], Any]:
-    """A call of the op, with its backward where gradients are wanted; cotangents are drawn once."""
-    leaves = {n: t.detach().clone().requires_grad_(n in wanted) for n, t in case.inputs.items()}
-    cotangents: list[Tensor] = []
-
-    def call() -> tuple[list[Tensor], Sequence[Tensor]]:
-        with use_backend(backend), torch.set_grad_enabled(bool(wanted)):
-            result = CALLS[case.op](Inputs(leaves))
-            outputs = [result] if isinstance(result, Tensor) else list(result)
-            if not wanted:
-                return outputs, []
-            roots = [out for out in outputs if out.requires_grad]
-            if not cotangents:
-                draw = torch.Generator().manual_seed(0)
-                cotangents.extend(torch.randn(out.shape, generator=draw).to(out) for out in roots)
-            return outputs, torch.autograd.grad(roots, [leaves[name] for name in wanted], cotangents)
-
-    return call
-
-
-def gate(case: OpCase, backend: Backend) -> str:
-    """ "passed", or the first value or gradient that differs from the reference."""
-    try:
-        got, got_grads = _runner(case, backend, case.wanted)()
-        want, want_grads = _runner(case, "reference", case.wanted)()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    pairs = [(f"result {i}", g, w) for i, (g, w) in enumerate(zip(got, want, strict=True))]
-    pairs += [(f"gradient to {n}", g, w) for n, g, w in zip(case.wanted, got_grads, want_grads, strict=True)]
-    for name, g, w in pairs:
-        if g.shape != w.shape or g.dtype != w.dtype:
-            return f"{name}: {tuple(g.shape)} {g.dtype}, expected {tuple(w.shape)} {w.dtype}"
-        if w.numel() == 0:
-            continue
-        g, w = g.detach().double(), w.detach().double()
-        # Written so that a NaN counts as wrong.
-        wrong = ~((g - w).abs() <= case.tolerance * w.abs().max().clamp(min=1e-6))
-        if wrong.double().mean().item() > case.outliers:
-            return f"{name}: {int(wrong.sum())} of {w.numel()} values are off by up to {(g - w).abs().max().item():.3g}"
-    return "passed"
 
 
 def _time(calls: dict[Backend, Callable[[], Any]], device: torch.device, quick: bool) -> dict[Backend, float]:
@@ -130,23 +97,6 @@ def _time(calls: dict[Backend, Callable[[], Any]], device: torch.device, quick: 
         if time.perf_counter() - begun > seconds and len(times["reference"]) >= 3:
             break
     return {name: statistics.median(values) for name, values in times.items()}
-
-
-def measure_ms(call: Callable[[], Any], device: torch.device) -> tuple[float, float]:
-    """Milliseconds of one call by CUDA events and by the wall clock; on a CPU both by the wall clock."""
-    if device.type != "cuda":
-        begun = time.perf_counter()
-        call()
-        milliseconds = (time.perf_counter() - begun) * 1e3
-        return milliseconds, milliseconds
-    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize(device)
-    begun = time.perf_counter()
-    first.record()
-    call()
-    last.record()
-    last.synchronize()
-    return first.elapsed_time(last), (time.perf_counter() - begun) * 1e3
 
 
 def render_table(timings: Sequence[OpTiming]) -> Table:
@@ -169,3 +119,33 @@ def ops_record(timings: Sequence[OpTiming], *, device: torch.device | str, seed:
     protocol = PROTOCOL.format(warmup=WARMUP, repeats=f"at most {BUDGET[False][0]}")
     values = [asdict(timing) for timing in timings]
     return Record("every op against its reference", protocol, seed, values, machine=machine(device))
+
+
+@dataclass(frozen=True)
+class OpsArgs:
+    """Time every operation on the fast backend of a device against the reference."""
+
+    ops: Annotated[tuple[str, ...], arg(metavar="NAME")] = ()  # Only these operations; all of them unless given.
+    device: Device = "auto"
+    quick: bool = False  # Fewer repeats and smaller sizes.
+    seed: int = 0  # Of the random inputs.
+    output: Output = Path("bench-ops.json")
+    json: Json = False
+
+
+def main(argv: Sequence[str]) -> int:
+    args = parse(OpsArgs, argv, "python benchmarks/ops.py")
+    check_result(args.output)
+    device = resolve_device(args.device)
+    timings = run_ops_benchmark(device, args.ops or None, quick=args.quick, seed=args.seed)
+    write_json(args.output, ops_record(timings, device=device, seed=args.seed))
+    fast = [timing for timing in timings if timing.backend != "reference"]
+    panel = Bars("times faster than the reference, gradients included", [timing.total_ratio for timing in fast])
+    plot = bar_chart("operations", [timing.op for timing in fast], [panel])
+    args.output.with_suffix(".svg").write_text(plot, encoding="utf-8")
+    show_result(render_table(timings), args.output, as_json=args.json)
+    return 0 if all(timing.gate == "passed" for timing in timings) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(run_study(main))
