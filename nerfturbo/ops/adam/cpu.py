@@ -1,13 +1,12 @@
 """Adam on a CPU: one pass over memory instead of torch's dozen, for fp32; the rest takes the reference. Decomposition:
-a task = a chunk of parameters. The norm of the gradients sums chunks in fp64, in order: deterministic."""
+a task = a chunk of parameters."""
 
 import math
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from .._cpu import as_float32, jit, launch
+from .._cpu import jit, launch
 from . import reference
 
 CHUNK = 1 << 16
@@ -36,23 +35,6 @@ def _update(
         slope[i] = ZERO
 
 
-@jit(exact=True)
-def _square_sums(first, last, values, sums):
-    """sums[chunk] of the squares in chunks first ... last - 1, four at a time: they can be added side by side."""
-    for chunk in range(first, last):
-        part = values[chunk * CHUNK : (chunk + 1) * CHUNK]
-        a, b, c, d = 0.0, 0.0, 0.0, 0.0
-        rest = part.shape[0] % 4
-        for i in range(rest, part.shape[0], 4):
-            a += np.float64(part[i]) * part[i]
-            b += np.float64(part[i + 1]) * part[i + 1]
-            c += np.float64(part[i + 2]) * part[i + 2]
-            d += np.float64(part[i + 3]) * part[i + 3]
-        for i in range(rest):
-            a += np.float64(part[i]) * part[i]
-        sums[chunk] = (a + b) + (c + d)
-
-
 def adam_update(params, grad, state, lr, *, rule, half, grad_scale, found_inf) -> None:
     if any(t.dtype != torch.float32 for t in (grad, state.first, state.second)):
         reference.adam_update(params, grad, state, lr, rule=rule, half=half, grad_scale=grad_scale, found_inf=found_inf)
@@ -69,15 +51,3 @@ def adam_update(params, grad, state, lr, *, rule, half, grad_scale, found_inf) -
         launch(_update, last - first, CHUNK, *part, *numbers, np.float32(decay), rule.decoupled, rule.skip_untouched)
     if half is not None:
         half.copy_(params)
-
-
-def check_gradients(grads: list[Tensor], found_inf: Tensor) -> Tensor:
-    square = 0.0
-    for grad in grads:
-        sums = np.empty(-(-grad.numel() // CHUNK))
-        launch(_square_sums, sums.shape[0], 1, as_float32("grads", grad).reshape(-1), sums)
-        square += float(sums.sum())
-    norm = torch.tensor(square, dtype=torch.float32).sqrt()
-    if not torch.isfinite(norm):
-        found_inf.fill_(1.0)
-    return norm

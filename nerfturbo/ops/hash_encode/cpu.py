@@ -4,12 +4,11 @@ Positions are clamped and stored (3, n) once; the encoding and its gradient are 
 out transposed, so that a level's slice of the table stays in a core's cache while all points pass through it. A block
 of points first gets its table rows and fractions, which compiles to vector instructions; then each point loads its
 eight rows as vectors of n_features. Forward: a task = one level and a chunk of points. Backward to the table: a task =
-one level, whose slice nobody else touches, the slowest first. Backward to positions and fading: a task = a chunk of
-points. fp32 inside; half tables are widened once per call. Deterministic.
+one level, whose slice nobody else touches, the slowest first. Backward to positions: a task = a chunk of points. fp32
+inside; half tables are widened once per call. Deterministic.
 """
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from .._cpu import as_float32, jit, launch
 from .._cpu.vector import add_to, dot, lerp, load, load_column, multiply_add, scale, store_column, total, zeros
-from .._sink import Node, linear
+from .._sink import Node
 from . import PRIMES, HashLayout
 
 BLOCK = 128  # points whose rows and fractions are held at a time: they stay in the first-level cache
@@ -220,33 +219,3 @@ class _HashEncode(Node):
 def hash_encode(positions, table, layout, *, half=None, sink=None, n_used=None) -> Tensor:
     used = positions.shape[0] if n_used is None else min(int(n_used), positions.shape[0])
     return _HashEncode.apply(positions, table, table.detach() if half is None else half, layout, used, sink)
-
-
-FADE_CHUNK = 1024
-
-
-@jit()
-def _fade(first, last, values, footprints, bounds, n_features, used, out):
-    """bounds (n_levels,): 1 / (sqrt(8) s_l)."""
-    for i in range(first, last):
-        if i >= used:
-            out[i, :] = np.float32(0.0)
-            continue
-        for level in range(bounds.shape[0]):
-            weight = np.float32(math.erf(bounds[level] / footprints[i]))
-            for f in range(level * n_features, (level + 1) * n_features):
-                out[i, f] = values[i, f] * weight
-
-
-def _run(footprints: Tensor, layout: HashLayout, used: int, values: Tensor) -> Tensor:
-    out = torch.empty(values.shape)
-    bounds = np.array([1.0 / (math.sqrt(8.0) * level.scale) for level in layout.levels], np.float32)
-    rows, widths = as_float32("encoding", values), as_float32("footprints", footprints)
-    launch(_fade, values.shape[0], FADE_CHUNK, rows, widths, bounds, layout.n_features, used, out)
-    return out.to(values.dtype)
-
-
-def fade_levels(encoding: Tensor, footprints: Tensor, layout: HashLayout, *, n_used: Tensor | None) -> Tensor:
-    used = encoding.shape[0] if n_used is None else int(n_used)
-    fade = functools.partial(_run, footprints, layout, used)
-    return linear(encoding, fade, fade)

@@ -1,27 +1,17 @@
-"""Step functions along rays: a task = a chunk of rays, each walked once, and once back for the gradient. Deterministic.
-
-With `passed` the light that leaves an interval and g = dL/dw,
-
-    dL/ddensity_i = length_i (passed_i g_i - sum_{j > i} w_j g_j).
-
-fp32; cumulative weights in fp64. Targets rise along a ray, so one walk over its bins serves them all.
-"""
-
-import math
-from typing import Any
+"""Step functions along rays: a task = a chunk of rays, each walked once. Deterministic. fp32; cumulative weights in
+fp64. Targets rise along a ray, so one walk over its bins serves them all."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .._cpu import as_float32, jit, launch
-from .._sink import Node
 from ..positions import unit_box
 from ..positions.cpu import FOLDS, HALF, ONE, TWO, fold_unit
 from . import LEAST, LEAST_REST, SPACINGS
 
 CHUNK = 128  # rays
-ZERO, _LEAST, _REST = np.float32(0.0), np.float32(LEAST), np.float32(LEAST_REST)
+_LEAST, _REST = np.float32(LEAST), np.float32(LEAST_REST)
 
 
 @jit(inner=True)
@@ -62,27 +52,6 @@ def _place(first, last, places, origins, directions, near, far, kind, unit, box,
             t0 = t1
 
 
-@jit()
-def _weigh(first, last, density, distances, weights, passed):
-    for ray in range(first, last):
-        through = ONE
-        for i in range(density.shape[1]):
-            decay = np.float32(math.expm1(-density[ray, i] * (distances[ray, i + 1] - distances[ray, i])))
-            weights[ray, i] = -decay * through
-            through += decay * through
-            passed[ray, i] = through
-
-
-@jit()
-def _weigh_back(first, last, distances, weights, passed, arrived, grad):
-    for ray in range(first, last):
-        behind = ZERO
-        for i in range(weights.shape[1] - 1, -1, -1):
-            g = arrived[ray, i]
-            grad[ray, i] = (distances[ray, i + 1] - distances[ray, i]) * (passed[ray, i] * g - behind)
-            behind += weights[ray, i] * g
-
-
 def place_intervals(places, origins, directions, *, near, far, spacing, unit, space) -> tuple[Tensor, Tensor]:
     n_rays, n = places.shape[0], places.shape[1] - 1
     named = {"places": places, "origins": origins, "directions": directions, "near": near, "far": far}
@@ -92,28 +61,6 @@ def place_intervals(places, origins, directions, *, near, far, spacing, unit, sp
     rule = (SPACINGS.index(spacing), np.float32(unit), box, FOLDS.index(space.contraction))
     launch(_place, n_rays, CHUNK, *inputs, *rule, distances, positions)
     return distances, positions.t()
-
-
-class _IntervalWeights(Node):
-    @staticmethod
-    def forward(ctx: Any, density: Tensor, distances: Tensor) -> Tensor:
-        weights, passed = torch.empty(density.shape), torch.empty(density.shape)
-        field = (as_float32("density", density), as_float32("distances", distances))
-        launch(_weigh, density.shape[0], CHUNK, *field, weights, passed)
-        ctx.save_for_backward(distances, weights, passed)
-        ctx.dtype = density.dtype
-        return weights
-
-    @staticmethod
-    def backward(ctx: Any, arrived: Tensor) -> tuple[Tensor | None, ...]:
-        distances, weights, passed = ctx.saved_tensors
-        grad = torch.empty(weights.shape)
-        launch(_weigh_back, weights.shape[0], CHUNK, distances.float(), weights, passed, arrived.float(), grad)
-        return (grad.to(ctx.dtype),)
-
-
-def interval_weights(density: Tensor, distances: Tensor) -> Tensor:
-    return _IntervalWeights.apply(density, distances)
 
 
 DRAW_CHUNK = 512
