@@ -38,7 +38,7 @@ def adam_update(params, grad, state, lr, *, rule, half, grad_scale, found_inf) -
 
 
 def check_gradients(grads: list[Tensor], found_inf: Tensor) -> Tensor:
-    norm = torch.stack([grad.float().square().sum() for grad in grads]).sum().sqrt()
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad.float()) for grad in grads]))
     found_inf.copy_(torch.where(torch.isfinite(norm), found_inf, torch.ones_like(found_inf)))
     return norm
 
