@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..config import NgpConfig
 from ..ops import GradientSink
@@ -17,7 +17,7 @@ from ..ops.positions import Contraction, fold, fold_scale, sample_positions, uni
 from ..ops.spherical_harmonics import spherical_harmonics
 from ..types import Aabb, PackedSamples, Rays
 from .field import Buffers, Connected
-from .parts import BASE_RESOLUTION, MAX_EXPONENT, FusedMlp, HashGrid, activated, truncated_exp
+from .parts import BASE_RESOLUTION, FusedMlp, HashGrid, activated, truncated_exp
 
 SH_DEGREE, GEO_FEATURES = 4, 16  # of the view direction; outputs of the density network, the first is the density
 COLOR_DEPTH = 2  # hidden layers of the colour network; the density network has one
@@ -85,7 +85,7 @@ class InstantNGP(NgpNetworks):
         angular = spherical_harmonics(directions, SH_DEGREE)
         if self.ray_vectors is None:
             return angular
-        return torch.cat([angular, self.ray_vectors(camera_indices, directions.shape[0]).to(angular.dtype)], dim=-1)
+        return torch.cat([angular, self.ray_vectors(camera_indices, directions.shape[0]).to(angular)], dim=-1)
 
     @property
     def bytes_per_sample(self) -> int:
@@ -107,7 +107,7 @@ class InstantNGP(NgpNetworks):
 
     def _encode(self, unit_positions: Tensor, n_used: Tensor | None = None) -> Tensor:
         encoding = self.encoding(unit_positions, n_used)
-        return encoding if self.level_weights is None else encoding * self._feature_weights().to(encoding.dtype)
+        return encoding if self.level_weights is None else encoding * self._feature_weights().to(encoding)
 
     @property
     def _ahead(self) -> NgpDensity:
@@ -125,7 +125,7 @@ class InstantNGP(NgpNetworks):
         unit = unit_positions(positions, self.aabb, self.contraction)
         angular = self.ray_features(directions, camera_indices)
         grid, plain = self.encoding, self.level_weights is None and not self.fades_by_sample
-        if plain and grid.sink is None and self.weight_sink is None:
+        if plain and isinstance(grid, HashGrid) and grid.sink is None and self.weight_sink is None:
             return ngp_query(unit, angular, None, NgpGrid(grid.table, grid.layout, grid.read), self.weights)
         return activated(ngp_field(self._encode(unit), angular, None, self.weights, sink=self.weight_sink))
 
@@ -161,10 +161,6 @@ class InstantNGP(NgpNetworks):
             angular = angular.to(encoding.dtype)
         options = {"sink": self.weight_sink, "n_used": samples.n_samples}
         return ngp_field(encoding, angular, samples.ray_indices, self.weights, **options)
-
-    def for_export(self) -> nn.Module:
-        """A module of plain torch, in fp32 on the CPU, that computes the same: for tracing."""
-        return _PlainNgp(self)
 
     def evaluator(self, rays: Rays, *, half: bool = False) -> "NgpEvaluator | None":
         """How rendering asks this field over some rays, the table read in its precision or in `half`; None where the
@@ -290,30 +286,3 @@ def _begin_at(density: float, grid: HashGrid, net: FusedMlp) -> None:
     inner, outer = net.weights
     inner[0], inner[:, 0], outer[:, 0] = 0.0, 0.0, 0.0
     inner[0, 0], outer[0, 0] = 1.0, math.log(density)
-
-
-class _PlainNgp(nn.Module):
-    """Instant-NGP without kernels, for tracing."""
-
-    def __init__(self, field: InstantNGP) -> None:
-        super().__init__()
-        self.encoding = field.encoding.for_export()
-        self.contraction: Contraction = field.contraction
-        low, high = field.aabb.tensor("cpu")
-        look = torch.zeros(1, 0)
-        if field.ray_vectors is not None:  # the look of new views
-            with torch.no_grad():
-                look = field.ray_vectors(None, 1).float().cpu().clone()
-        for name, value in (("low", low.clone()), ("size", high - low), ("look", look)):
-            self.register_buffer(name, value)
-        self.weights = nn.ParameterList(weight.detach().float().cpu().clone() for weight in field.faded_weights)
-
-    def forward(self, positions: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-        low, size, look = (self.get_buffer(name) for name in ("low", "size", "look"))
-        unit = fold((positions - low) / size, self.contraction).clamp(0.0, 1.0)
-        density_in, density_out, color_in, color_mid, color_out = self.weights
-        features = torch.relu(self.encoding(unit) @ density_in.T) @ density_out.T
-        angular = spherical_harmonics(directions, SH_DEGREE)
-        inputs = torch.cat([angular, look.expand(positions.shape[0], -1), features], dim=-1)
-        hidden = torch.relu(torch.relu(inputs @ color_in.T) @ color_mid.T)
-        return torch.sigmoid(hidden @ color_out.T), torch.exp(features[:, 0].clamp(max=MAX_EXPONENT))

@@ -196,6 +196,7 @@ class _PlainHashGrid(nn.Module):
 
     def __init__(self, grid: HashGrid) -> None:
         super().__init__()
+        self.layout = grid.layout
         rows = [(level.scale, level.nodes, level.offset, level.size - 1, level.hashed) for level in grid.layout.levels]
         for name, column in zip(
             ("scales", "nodes", "offsets", "masks", "hashed"), zip(*rows, strict=True), strict=True
@@ -205,7 +206,7 @@ class _PlainHashGrid(nn.Module):
         self.register_buffer("table", grid.table.detach().float().cpu().clone())
 
     def forward(self, positions: Tensor, n_used: Tensor | None = None) -> Tensor:
-        place = positions[:, None, :] * self.scales + 0.5  # (n, levels, 3)
+        place = positions.clamp(0.0, 1.0)[:, None, :] * self.scales + 0.5  # (n, levels, 3)
         cell = place.floor()
         fraction = (place - cell)[:, :, None, :]
         x, y, z = (cell.long()[:, :, None, :] + self.corners).unbind(-1)  # (n, levels, 8) each
