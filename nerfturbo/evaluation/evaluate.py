@@ -11,7 +11,6 @@ from torch import Tensor
 from ..data.cameras import PIXEL_CENTER
 from ..data.images import composite_over, save_image
 from ..data.scene import Scene
-from ..files import replacing
 from ..rendering.image import RenderedImage, compile_image, render_image
 from ..rendering.model import NerfModel
 from ..types import Rays
@@ -146,8 +145,7 @@ class Preview:
         both = torch.cat([truth, render], dim=1)
         times = max(1, min(stride, PREVIEW_WIDTH // both.shape[1]))  # as large as the photo, or as a screen
         large = both.repeat_interleave(times, 0).repeat_interleave(times, 1)
-        with replacing(path) as temporary:  # whoever watches the file never sees half of it
-            save_image(temporary, large)
+        save_image(path, large)
         counts = self._scene.used_pixels(self._index)
         counts = None if counts is None else counts.cpu()[rows[:, None], columns]
         return psnr(render, truth, None if counts is None or not bool(counts.any()) else counts)

@@ -19,7 +19,6 @@ from ..errors import InputError
 from ..evaluation.evaluate import choose_views
 from ..evaluation.images import SOLID, Channel, channel_image, depth_range
 from ..evaluation.run_folder import write_json
-from ..files import replacing
 from ..rendering.frame import FrameRenderer
 from ..rendering.image import RenderedImage, render_view, supersampled
 from ..rendering.model import NerfModel
@@ -160,9 +159,5 @@ class FrameSequence:
 
     def save(self, channel: Channel, index: int, frame: Tensor) -> None:
         """Queue a file; waits where the disk is far behind."""
-
-        def write() -> None:
-            with replacing(self.path(channel, index)) as temporary:
-                save_image(temporary, frame)
-
-        self._writers.submit(write)
+        path = self.path(channel, index)
+        self._writers.submit(lambda: save_image(path, frame))
