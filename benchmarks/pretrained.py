@@ -60,7 +60,7 @@ def played_with(split: Split, resolution: int, edit: str = "edited") -> Scene:
         solids[CONE] = replace(cone, center=(cone.center[0] - 0.12, cone.center[1] - 0.26, cone.center[2]))
     cameras = scene.cameras
     tables = pack(solids[:-2], light)
-    pictures = render_views(tables, cameras.camera_to_world.double().numpy(), float(cameras.focal[0, 0]), resolution)
+    pictures = render_views([tables], cameras.camera_to_world.double().numpy(), float(cameras.focal[0, 0]), resolution)
     return replace(scene, name=f"toybox, {edit}", images=ImagePool.from_images(torch.from_numpy(pictures)))
 
 

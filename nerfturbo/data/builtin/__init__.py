@@ -13,7 +13,6 @@ import math
 import warnings
 import zipfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -151,11 +150,7 @@ def _render(name: str, cameras: Cameras) -> np.ndarray:
     from .render import render_views
 
     poses, focal = cameras.camera_to_world.double().numpy(), float(cameras.focal[0, 0])
-    if len(tables := _tables(name, cameras)) == 1:
-        return render_views(tables[0], poses, focal, size)
-    with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as threads:  # each view has a scene of its own
-        views = threads.map(lambda i: render_views(tables[i], poses[i : i + 1], focal, size), range(len(cameras)))
-        return np.concatenate(list(views))
+    return render_views(_tables(name, cameras), poses, focal, size)
 
 
 def _tables(name: str, cameras: Cameras) -> list[Tables]:

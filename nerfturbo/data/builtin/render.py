@@ -27,7 +27,7 @@ pixel, one elsewhere. Alpha is the covered fraction, the colour the mean over th
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -612,13 +612,14 @@ def render_view(tables: Tables, pose: np.ndarray, focal: float, out: np.ndarray,
         changes = np.where(changes > 0, np.full_like(found, 3) if samples_everywhere else found, 0)
 
 
-def render_views(tables: Tables, poses: np.ndarray, focal: float, size: int) -> np.ndarray:
-    """Square pictures (n, size, size, 4) uint8 of a packed scene from poses (n, 3, 4); one thread per picture."""
+def render_views(tables: Sequence[Tables], poses: np.ndarray, focal: float, size: int) -> np.ndarray:
+    """Square pictures (n, size, size, 4) uint8 from poses (n, 3, 4), of one packed scene or of one for each."""
     out = np.zeros((poses.shape[0], size, size, 4), np.uint8)
     few_pixels = size < 150  # something thin could hide between their centres
 
     def render(index: int) -> None:
-        render_view(tables, poses[index], focal, out[index], samples_everywhere=few_pixels)
+        own = tables[index % len(tables)]
+        render_view(own, poses[index], focal, out[index], samples_everywhere=few_pixels)
 
     # The kernels release the GIL; threads of our own need no parallel region, which would cost seconds to compile.
     with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as threads:
