@@ -17,13 +17,10 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ..files import read_entry
 from .flags import parse
-
-if TYPE_CHECKING:
-    from ..bench.gate import OpCase
 
 MIN_PYTHON = (3, 11)
 MIN_TORCH = (2, 11)
@@ -390,10 +387,10 @@ def _self_tests() -> Iterator[Finding]:
     """Values and gradients of a few ops under every backend that can run here, against the reference."""
     import torch
 
-    from ..bench.gate import backends, gate
+    from ..bench.gate import Draw, backends, basic_cases, gate
     from ..ops._dispatch import available
 
-    gpu, cases = torch.cuda.is_available(), self_test_cases()
+    gpu, cases = torch.cuda.is_available(), list(basic_cases(Draw(seed=0, small=16)))
     for device in map(torch.device, ("cpu", "cuda") if gpu else ("cpu",)):
         names = backends(device)
         if not gpu and available("triton") and os.environ.get("TRITON_INTERPRET") == "1":
@@ -405,10 +402,3 @@ def _self_tests() -> Iterator[Finding]:
             fix = "pip install --force-reinstall nerfturbo, clear the caches above; until then --backend reference"
             broken = Finding("broken", what, "; ".join(failed), "self-test failed", fix)
             yield broken if failed else Finding("ok", what, f"{agrees} in {', '.join(verdicts)}")
-
-
-def self_test_cases() -> list[OpCase]:
-    """One small call of each op."""
-    from ..bench.gate import Draw, basic_cases
-
-    return list(basic_cases(Draw(seed=0, small=16)))

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from nerfturbo.bench.gate import CALLS
+from nerfturbo.bench import gate
+from nerfturbo.bench.gate import CALLS, Draw, basic_cases
 from nerfturbo.cli import doctor
 from nerfturbo.cli.doctor import Cache, Facts, Finding, Gpu, Probes, diagnose, gather, writing_problem
 
 from .conftest import Nerfturbo
 
+SELF_TESTS = list(basic_cases(Draw(seed=0, small=16)))
 HEALTHY = Facts(
     python=(3, 11, 0),
     system="Linux x86_64",
@@ -176,7 +178,7 @@ def test_this_machine(nerfturbo: Nerfturbo) -> None:
 
 
 def test_a_wrong_kernel_is_found(nerfturbo: Nerfturbo, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = next(case for case in doctor.self_test_cases() if case.op == "spherical_harmonics")
+    case = next(case for case in SELF_TESTS if case.op == "spherical_harmonics")
     calls, right = list[int](), CALLS[case.op]
 
     def wrong(inputs: SimpleNamespace) -> torch.Tensor:
@@ -184,7 +186,7 @@ def test_a_wrong_kernel_is_found(nerfturbo: Nerfturbo, monkeypatch: pytest.Monke
         return right(inputs) * (1.0 if len(calls) % 2 else 1.1)
 
     monkeypatch.setitem(CALLS, case.op, wrong)
-    monkeypatch.setattr(doctor, "self_test_cases", lambda: [case])
+    monkeypatch.setattr(gate, "basic_cases", lambda draw: [case])
     result = nerfturbo("doctor", "--json")
     assert result.code == 1 and result.json["usable"] is False
     causes = {finding["cause"] for finding in result.json["findings"] if finding["level"] == "broken"}
@@ -195,9 +197,9 @@ def test_a_kernel_that_raises_is_found(nerfturbo: Nerfturbo, monkeypatch: pytest
     def raises(inputs: SimpleNamespace) -> torch.Tensor:
         raise RuntimeError("device kernel image is invalid")
 
-    case = doctor.self_test_cases()[0]
+    case = SELF_TESTS[0]
     monkeypatch.setitem(CALLS, case.op, raises)
-    monkeypatch.setattr(doctor, "self_test_cases", lambda: [case])
+    monkeypatch.setattr(gate, "basic_cases", lambda draw: [case])
     result = nerfturbo("doctor", "--json")
     broken = [finding["detail"] for finding in result.json["findings"] if finding["level"] == "broken"]
     assert result.code == 1 and all("RuntimeError: device kernel image is invalid" in detail for detail in broken)
