@@ -10,7 +10,8 @@ from nerfturbo.errors import InputError
 from nerfturbo.ops.march import pack_bits
 from nerfturbo.ops.march.reference import is_occupied
 from nerfturbo.sampling.grid import OccupancyGrid, cropped, occupied_box
-from nerfturbo.sampling.uniform import uniform_samples
+from nerfturbo.sampling.histograms import RaySpan
+from nerfturbo.sampling.uniform import UniformEstimator
 from nerfturbo.types import Aabb, PackedSamples, Rays
 
 
@@ -78,7 +79,7 @@ def test_any_sampler_can_be_cropped_and_keeps_what_it_says_of_itself() -> None:
         samples_per_ray = 8
 
         def sample(self, rays: Rays, *, draw: object = None) -> PackedSamples:
-            return uniform_samples(rays, Aabb.cube(2.0), 8)
+            return UniformEstimator(8, RaySpan(aabb=Aabb.cube(2.0))).sample(rays)
 
     box = Aabb((-0.3, -1.0, -1.0), (0.9, 1.0, 1.0))
     inside = cropped(Even(), box)

@@ -22,7 +22,7 @@ from nerfturbo.config import GridConfig
 from nerfturbo.ops.march import unpack_bits
 from nerfturbo.ops.march.reference import is_occupied
 from nerfturbo.sampling.geometry import _barycentric, cells_with_points
-from nerfturbo.sampling.uniform import uniform_samples
+from nerfturbo.sampling.uniform import even_edges
 from nerfturbo.types import PackedSamples
 
 BOX = Aabb.cube(1.0)
@@ -199,10 +199,8 @@ def test_points_fall_into_their_cells_of_every_level_of_a_box_off_the_origin():
 
 
 def test_jitter_moves_inner_edges_inside_their_stratum_and_no_others():
-    rays = Rays(torch.tensor([[-3.0, 0.0, 0.0]]).repeat(5, 1), torch.tensor([[1.0, 0.0, 0.0]]).repeat(5, 1))
-    jitter = torch.rand(5, 4, generator=torch.Generator().manual_seed(0))
-    even, moved = (uniform_samples(rays, Aabb.cube(1.0), 4, jitter=shift) for shift in (None, jitter))
-    starts, edges = moved.t_starts.view(5, 4), 2.0 + 0.5 * torch.arange(5)
-    torch.testing.assert_close(even.t_starts.view(5, 4), edges[:-1].expand(5, 4))
-    torch.testing.assert_close(starts[:, 1:], edges[1:-1] + 0.5 * (jitter[:, 1:] - 0.5))
-    assert (starts[:, 0] == 2.0).all() and (moved.t_ends.view(5, 4)[:, -1] == 4.0).all()
+    jitter, edges = torch.rand(5, 1, generator=torch.Generator().manual_seed(0)), 0.25 * torch.arange(5)
+    even, moved = (even_edges(5, 4, shift, torch.device("cpu")) for shift in (None, jitter))
+    torch.testing.assert_close(even, edges.expand(5, 5))
+    torch.testing.assert_close(moved[:, 1:-1], edges[1:-1] + 0.25 * (jitter - 0.5))
+    assert (moved[:, 0] == 0.0).all() and (moved[:, -1] == 1.0).all()
