@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError
 from ..fields.field import field_part
-from ..files import remove_abandoned
+from ..files import remove_abandoned, replacing
 from .optim import Optimizer
 from .refine import match_shapes
 
@@ -73,24 +73,23 @@ def save_checkpoint(
 
 def write_tensors(folder: Path, state: CheckpointState, tensors: dict[str, Tensor], *, keep: int = KEEP) -> Path:
     """What `save_checkpoint` does, of tensors on the CPU named as in the file."""
-    final = folder / f"{PREFIX}{state.step:08d}"
-    temporary = folder / f".{final.name}.{os.getpid()}.tmp"
+    final, aside = (folder / f"{PREFIX}{state.step:08d}{ending}" for ending in ("", ASIDE))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         remove_abandoned(folder)
-        temporary.mkdir()
-        _write(temporary, state, tensors)
-        _put_in_place(temporary, final)
+        with replacing(final) as temporary:
+            temporary.mkdir()
+            _write(temporary, state, tensors)
+            if final.exists():  # one of the same step: one of the two is whole at every moment
+                shutil.rmtree(aside, ignore_errors=True)
+                os.replace(final, aside)
         _fsync(folder)
     except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
         needed = sum(value.numel() * value.element_size() for value in tensors.values())
         why = f"{error.strerror or error}; it takes {needed / 1e6:.1f} MB"
         with contextlib.suppress(OSError):
             why += f", {shutil.disk_usage(folder).free / 1e6:.1f} MB are free"
         raise CheckpointError(f"{final}: could not be saved ({why}); earlier checkpoints are intact") from error
-    finally:  # after a second Ctrl-C, say
-        shutil.rmtree(temporary, ignore_errors=True)
+    shutil.rmtree(aside, ignore_errors=True)
     best = best_checkpoint(folder)
     for old in list_checkpoints(folder)[: -max(1, keep)]:
         if old != best:
@@ -113,16 +112,6 @@ def _write(folder: Path, state: CheckpointState, tensors: dict[str, Tensor]) -> 
     (folder / "state.json").write_text(text)
     for path in (folder / "tensors.safetensors", folder / "state.json", folder):
         _fsync(path)
-
-
-def _put_in_place(temporary: Path, final: Path) -> None:
-    """Rename; where a checkpoint of the same step is there, one of the two is whole at every moment."""
-    aside = final.with_name(final.name + ASIDE)
-    if final.exists():
-        shutil.rmtree(aside, ignore_errors=True)
-        os.replace(final, aside)
-    os.replace(temporary, final)
-    shutil.rmtree(aside, ignore_errors=True)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
