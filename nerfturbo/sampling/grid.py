@@ -446,25 +446,19 @@ def march_scenes(
     counts = torch.bincount(scene_indices.long().clamp_min(0), minlength=len(grids)).tolist()
     if len(counts) > len(grids) or bool((scene_indices < 0).any()):
         raise InputError("scene_indices", f"scenes from 0 to {len(grids) - 1}", "others among them")
-    parts = []
+    marched: list[tuple[Tensor, PackedSamples]] = []  # which rays, and their samples
     for grid, mine in zip(grids, order.split(counts), strict=True):
         if len(mine):
             shift = None if jitter is None else jitter[mine]
-            parts.append(march(rays.origins[mine], rays.directions[mine], grid.occupancy, rule, jitter=shift))
-    return _in_ray_order(parts, order)
-
-
-def _in_ray_order(parts: Sequence[PackedSamples], order: Tensor) -> PackedSamples:
-    """Put the samples of sorted rays where their rays stand; `order` is the ray that each sorted one was."""
-    device, n_rays = order.device, order.shape[0]
-    sorted_counts = torch.cat([part.offsets.diff() for part in parts] + [order.new_zeros(0, dtype=torch.int32)])
-    counts = torch.zeros(n_rays, dtype=torch.int32, device=device).index_copy(0, order, sorted_counts)
-    starts = torch.cat([part.t_starts for part in parts] + [torch.zeros(0, device=device)])
-    ends = torch.cat([part.t_ends for part in parts] + [torch.zeros(0, device=device)])
-    result = PackedSamples.from_counts(counts, starts, ends)
-    owner = torch.repeat_interleave(torch.arange(n_rays, device=device), sorted_counts)  # sorted ray of each sample
-    first = torch.cumsum(sorted_counts, 0) - sorted_counts
-    place = result.offsets[order[owner]] + torch.arange(starts.shape[0], device=device) - first[owner]
-    t_starts, t_ends = torch.empty_like(starts), torch.empty_like(ends)
-    t_starts[place], t_ends[place] = starts, ends
-    return PackedSamples(t_starts, t_ends, result.ray_indices, result.offsets)
+            part = march(rays.origins[mine], rays.directions[mine], grid.occupancy, rule, jitter=shift)
+            marched.append((mine, part))
+    per_ray = torch.zeros(len(rays), dtype=torch.int32, device=rays.device)
+    for mine, part in marched:
+        per_ray[mine] = part.offsets.diff()
+    places = torch.empty(2, sum(part.capacity for _, part in marched), device=rays.device)
+    result = PackedSamples.from_counts(per_ray, *places)
+    for mine, part in marched:
+        own = part.ray_indices.long()
+        place = result.offsets[mine[own]] + torch.arange(part.capacity, device=rays.device) - part.offsets[own]
+        places[:, place] = torch.stack([part.t_starts, part.t_ends])
+    return result
