@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...errors import InputError, refuse
-from ...files import cache_folder, remove, write_atomically
+from ...files import cache_folder, remove, remove_abandoned, replacing, write_atomically
 from ...presets import ProcessConfig
 from ..formats.colmap import load_colmap
 from ..images import image_size
@@ -165,6 +165,7 @@ class _Process:
         return is_video(self.source)
 
     def run(self) -> Verdict:
+        remove_abandoned(self.work.output)
         content = fingerprint(self.inputs)
         self.work.save(source=str(self.source.resolve()), input=content)
         key = _key("pictures", content, self.settings.frames)
@@ -224,23 +225,18 @@ class _Process:
         return Extraction(self.work.images, model, one_camera, settings.max_size, features), matcher
 
     def _pictures(self) -> dict[str, Any]:
-        part = self.work.folder / "images.part"
-        remove(part)
-        if self.from_video:
-            sharpness, seconds = video.look_through(self.source, lambda done: self.report.update(0.6 * done))
-            count = self.settings.frames or video.frame_count(len(sharpness), seconds)
-            names = video.write_frames(self.source, video.choose_frames(sharpness, count), part)
-            photos = [Photo(name, image_size(part / name), "") for name in names]
-            said = f"the sharpest frame of each of {count} windows, from {len(sharpness)} in {seconds:.1f} s"
-        else:
-            photos = copy_photos(self.inputs, part, self.report.note, self.report.update)
-            sizes = sorted({photo.size for photo in photos}, reverse=True)
-            said = f"{len(photos)} photos, " + ", ".join(f"{w} x {h}" for w, h in sizes[:4])
-        if len(photos) < 2:
-            remove(part)
-            raise InputError(str(self.source), "at least 2 pictures", str(len(photos)))
-        remove(self.work.images)
-        os.replace(part, self.work.images)
+        with replacing(self.work.images) as part:
+            if self.from_video:
+                sharpness, seconds = video.look_through(self.source, lambda done: self.report.update(0.6 * done))
+                count = self.settings.frames or video.frame_count(len(sharpness), seconds)
+                names = video.write_frames(self.source, video.choose_frames(sharpness, count), part)
+                photos = [Photo(name, image_size(part / name), "") for name in names]
+                said = f"the sharpest frame of each of {count} windows, from {len(sharpness)} in {seconds:.1f} s"
+            else:
+                photos = copy_photos(self.inputs, part, self.report.note, self.report.update)
+                sizes = sorted({photo.size for photo in photos}, reverse=True)
+                said = f"{len(photos)} photos, " + ", ".join(f"{w} x {h}" for w, h in sizes[:4])
+            refuse(len(photos) < 2, str(self.source), "at least 2 pictures", len(photos))
         return {"photos": [(photo.name, photo.size, photo.camera) for photo in photos], "said": said}
 
     def _features(self, extraction: Extraction) -> dict[str, Any]:
@@ -272,14 +268,11 @@ class _Process:
         return {"said": f"{sum(row[0] >= 15 for row in pairs)} of {len(pairs)} pairs see the same things"}
 
     def _poses(self) -> dict[str, Any]:
-        sparse = self.work.folder / "sparse.part"
-        remove(sparse)
         best, sizes = self._map(self.work.folder / "matches.db", "models.part")
         if self.from_video and (jumps := model_jumps(best)):
             best, sizes = self._without_jumps(best, sizes, jumps)
-        shutil.copytree(best, sparse / "0")
-        remove(self.work.sparse)
-        os.replace(sparse, self.work.sparse)
+        with replacing(self.work.sparse) as sparse:
+            shutil.copytree(best, sparse / "0")
         for name in ("models.part", "neighbours.part"):
             remove(self.work.folder / name)
         said = f"{sizes[0]} pictures placed"
