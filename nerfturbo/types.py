@@ -178,23 +178,18 @@ class Aabb:
 
     def tensor(self, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
         """(2, 3): low and high. Shared: copy it before changing it."""
-        return _box_tensor(self, torch.device(device or "cpu"), dtype)
+        return _box(self, torch.device(device or "cpu"), dtype)[0]
 
     def normalize(self, positions: Tensor) -> Tensor:
         """Map the box to [0, 1]^3."""
-        low, size = _box_parts(self, positions.device, positions.dtype)
+        _, low, size = _box(self, positions.device, positions.dtype)
         return (positions - low) / size
 
 
 @functools.lru_cache(maxsize=256)
-def _box_tensor(aabb: Aabb, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Kept, because copying numbers to a device is not possible while a CUDA graph is recorded."""
-    return torch.tensor([aabb.low, aabb.high], device=device, dtype=dtype)
-
-
-@functools.lru_cache(maxsize=256)
-def _box_parts(aabb: Aabb, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Low corner and size; of use to autograd also where the first to ask was not training."""
+def _box(aabb: Aabb, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """(2, 3) both corners, the low one, and the size. Kept, because copying numbers to a device is not possible while a
+    CUDA graph is recorded; of use to autograd also where the first to ask was not training."""
     with torch.inference_mode(False):
-        low, high = torch.tensor([aabb.low, aabb.high], dtype=dtype)
-        return low.to(device), (high - low).to(device)
+        low, high = both = torch.tensor([aabb.low, aabb.high], dtype=dtype)
+        return both.to(device), low.to(device), (high - low).to(device)
