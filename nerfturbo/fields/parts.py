@@ -186,24 +186,14 @@ class HashGrid(Connected):
 class _PlainHashGrid(nn.Module):
     """A hash grid without kernels: all levels and corners at once, so that traced graphs stay small."""
 
-    scales: Tensor  # (levels, 1), as the other columns
-    nodes: Tensor
-    offsets: Tensor
-    masks: Tensor
-    hashed: Tensor
-    corners: Tensor  # (8, 3)
-    table: Tensor
-
     def __init__(self, grid: HashGrid) -> None:
         super().__init__()
         self.layout = grid.layout
         rows = [(level.scale, level.nodes, level.offset, level.size - 1, level.hashed) for level in grid.layout.levels]
-        for name, column in zip(
-            ("scales", "nodes", "offsets", "masks", "hashed"), zip(*rows, strict=True), strict=True
-        ):
-            self.register_buffer(name, torch.tensor(column)[:, None])
-        self.register_buffer("corners", torch.tensor([[k & 1, (k >> 1) & 1, k >> 2] for k in range(8)]))
-        self.register_buffer("table", grid.table.detach().float().cpu().clone())
+        columns = (torch.tensor(column)[:, None] for column in zip(*rows, strict=True))  # (levels, 1) each
+        self.scales, self.nodes, self.offsets, self.masks, self.hashed = columns
+        self.corners = torch.tensor([[k & 1, (k >> 1) & 1, k >> 2] for k in range(8)])
+        self.table = grid.table.detach().float().cpu().clone()
 
     def forward(self, positions: Tensor, n_used: Tensor | None = None) -> Tensor:
         place = positions.clamp(0.0, 1.0)[:, None, :] * self.scales + 0.5  # (n, levels, 3)
