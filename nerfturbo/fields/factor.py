@@ -8,7 +8,6 @@ Memory grows with the square of the resolution. docs/voxels.md says how it compa
 
 import logging
 import math
-from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +39,7 @@ class FactorField(Staged):
     """
 
     checkpointing = False
+    reshaped = dict.fromkeys(GRIDS, slice(2)) | {"history": slice(0)}
     compute_dtype: torch.dtype | None = None
 
     def __init__(self, aabb: Aabb, config: FactorConfig | None = None, *, seed: int = 0) -> None:
@@ -116,15 +116,3 @@ class FactorField(Staged):
         self.register_buffer("history", torch.cat([self.history, self.history.new_tensor([side])]))
         LOG.info("planes: %d^2 -> %d^2", int(self.history[-2]), side)
         return carry
-
-    def match_shapes(self, state: Mapping[str, Tensor]) -> bool:
-        own = {name: self.state_dict()[name] for name in (*GRIDS, "history")}
-        fits = set(own) <= set(state) and all(state[n].dim() == value.dim() for n, value in own.items())
-        same = fits and all(state[n].shape == value.shape for n, value in own.items())
-        if not fits or same or any(state[n].shape[:2] != own[n].shape[:2] for n in GRIDS):
-            return False
-        device = self.history.device
-        for name in GRIDS:
-            setattr(self, name, nn.Parameter(torch.zeros(state[name].shape, dtype=own[name].dtype, device=device)))
-        self.register_buffer("history", torch.zeros(state["history"].shape, dtype=torch.int64, device=device))
-        return True

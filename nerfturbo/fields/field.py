@@ -129,7 +129,7 @@ class Staged(nn.Module):
 
     history: Tensor  # (stages,) int64, a number of each stage so far
     shares: tuple[float, ...]
-    match_shapes: Callable[..., bool]
+    reshaped: dict[str, slice]  # parameters and buffers that change their shapes, and the sides that never do
 
     @property
     def stage(self) -> int:
@@ -138,6 +138,18 @@ class Staged(nn.Module):
     def refinement_due(self, progress: float, step: int) -> bool:
         stage, shares = self.stage, self.shares
         return stage < len(shares) and progress >= shares[stage] and step >= (stage + 1) * MIN_STEPS
+
+    def match_shapes(self, state: Mapping[str, Tensor]) -> bool:
+        own = {name: self.state_dict()[name] for name in self.reshaped}
+        pairs = [(state[name].shape, own[name].shape, fixed) for name, fixed in self.reshaped.items() if name in state]
+        fits = len(pairs) == len(own) and all(len(a) == len(b) and a[fixed] == b[fixed] for a, b, fixed in pairs)
+        if not fits or all(a == b for a, b, _ in pairs):
+            return False
+        for name, value in own.items():
+            empty = torch.zeros(state[name].shape, dtype=value.dtype, device=value.device)
+            setattr(self, name, empty if name in self._buffers else nn.Parameter(empty))
+        vars(self).update(dict.fromkeys(getattr(self, "taken", ())))  # what belongs to the old ones
+        return True
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         self.match_shapes(field_part(state_dict, prefix))

@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -57,6 +56,7 @@ class VoxelGrid(Staged, Connected):
     bytes_per_sample = 256  # of rendering, an estimate
     skip_untouched = True  # rows without a gradient keep their value and moments
     taken = ("half_table", "table_sink")
+    reshaped = dict.fromkeys((*STRUCTURE, "density_table"), slice(0)) | {"color_table": slice(1, None)}
     half_table: Tensor | None = None
     table_sink: GradientSink | None = None
     nodes: Tensor  # (n_nodes,) int32: where each row lies
@@ -203,26 +203,10 @@ class VoxelGrid(Staged, Connected):
         density, color = carry("density_table", self.density_table), carry("color_table", self.color_table)
         before = self.n_nodes
         self._store(new, torch.cat([self.history, self.history.new_tensor([new.nodes.shape[0]])]))
-        self._replace(density, color)
-        LOG.info("voxels: %d^3 -> %d^3, %d corners -> %d", old.resolution, target, before, self.n_nodes)
-        return carry
-
-    def _replace(self, density: Tensor, color: Tensor) -> None:
         self.half_table = self.table_sink = None  # they belong to the old tables
         self.density_table, self.color_table = nn.Parameter(density), nn.Parameter(color)
-
-    def match_shapes(self, state: Mapping[str, Tensor]) -> bool:
-        own = self.state_dict()
-        fits = set(own) <= set(state) and all(state[name].dim() == value.dim() for name, value in own.items())
-        same = fits and all(state[name].shape == value.shape for name, value in own.items())
-        if not fits or same or state["color_table"].shape[1:] != self.color_table.shape[1:]:
-            return False
-        device = self.nodes.device
-        for name in STRUCTURE:
-            self.register_buffer(name, torch.zeros(state[name].shape, dtype=own[name].dtype, device=device))
-        like = {"dtype": self.color_table.dtype, "device": device}
-        self._replace(*(torch.zeros(state[name].shape, **like) for name in ("density_table", "color_table")))
-        return True
+        LOG.info("voxels: %d^3 -> %d^3, %d corners -> %d", old.resolution, target, before, self.n_nodes)
+        return carry
 
 
 class VoxelEvaluator:
