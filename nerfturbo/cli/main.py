@@ -47,6 +47,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "bench ops": ("bench", "ops", "time every operation against its reference"),
     "bench step": ("bench", "step", "time a whole training step against the reference"),
     "bench scene": ("bench", "scene", "train a scene and score it at marks on the way"),
+    "bench compare": ("bench", "compare", "compare two results of one benchmark"),
     "bench render": ("bench", "render", "check and time the frames of a trained run"),
     "warmup": ("startup", "warmup", "compile all kernels now, so that the first training starts at once"),
 }
