@@ -1,4 +1,4 @@
-"""`nerfturbo bench step|scene|render`, `profile`, `tune`: correctness, then time; a table, JSON and a plot."""
+"""`nerfturbo bench ...`, `profile`, `tune`: correctness, then time; a table, JSON and a plot."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tyro.conf import arg
+from tyro.conf import Positional, arg
 
-from ..bench.plot import Bars, Curve, bar_chart, line_chart, make_table
+from ..bench.plot import Bars, Curve, bar_chart, line_chart, make_table, short
 from ..errors import InputError, refuse, require_run
 from .common import print_json
 from .flags import Device, EvalViews, Number, RunPath, SceneSource, check_positive, parse
@@ -153,6 +153,39 @@ def render(argv: Sequence[str]) -> int:
     plot = bar_chart(f"frames of {scene.name}", names, [panel])
     _publish(args, render_record(result, opened.model, scene, repeats=repeats), render_table(result), plot)
     return 0 if result.gate.verdict == "passed" else 1
+
+
+@dataclass(frozen=True)
+class CompareArgs:
+    """Say what got faster, slower, better or worse between two results of one benchmark, beyond the noise."""
+
+    old: Annotated[Positional[Path], arg(metavar="OLD")]  # JSON of a benchmark.
+    new: Annotated[Positional[Path], arg(metavar="NEW")]  # JSON of the same benchmark, made later.
+    noise: Annotated[float, arg(metavar="SHARE")] = 0.03  # Ignore changes of times and sizes up to this share.
+    json: Json = False
+
+
+def compare(argv: Sequence[str]) -> int:
+    args = parse(CompareArgs, argv, "bench compare")
+    refuse(args.noise < 0.0, "--noise", "0 or more", args.noise)
+    from ..bench.record import compare_records, read_record
+
+    old, new = read_record(args.old), read_record(args.new)
+    refuse(old["what"] != new["what"], str(args.new), f"a result of the same benchmark ({old['what']})", new["what"])
+    changes = compare_records(old, new, args.noise)
+    refuse(not changes, str(args.new), f"times, sizes or scores that {args.old} has too", "none")
+    worse = any(change.verdict == "worse" for change in changes)
+    if args.json:
+        print_json({"what": old["what"], "changes": [asdict(change) for change in changes]})
+        return int(worse)
+    from rich.console import Console
+
+    table = make_table(old["what"], "measured", "old", "new", "noise", "verdict")
+    for change in sorted(changes, key=lambda change: change.verdict == "same"):
+        numbers = (short(value) for value in (change.old, change.new, change.noise))
+        table.add_row(change.name, *numbers, change.verdict)
+    Console(highlight=False).print(table)
+    return int(worse)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from .progress import Display, duration, quantity
 from .settings import resolve_device
 
 if TYPE_CHECKING:
+    from ..data.scene import Scene
     from ..evaluation.metrics import Perceptual
     from ..evaluation.run_folder import RunFolder
 
@@ -30,6 +31,9 @@ class EvalArgs(PictureArgs):
     align_poses: Annotated[int, arg(metavar="STEPS")] = 0
     """Fit the poses of the test views to the trained scene first, by so many steps (200, say): scores the scene, not
     the poses. 0 takes the poses as they are."""
+    fit_looks: Annotated[int, arg(metavar="STEPS")] = 0
+    """Also fit exposure and look of each test view to its left half, by so many steps (100, say), and score the right
+    halves (NeRF in the Wild): for runs with photo.exposure or photo.appearance."""
     lpips: bool = False  # Measure LPIPS too, where the package lpips is installed.
     table: Number = 10  # Print this many views, the worst first.
     json: bool = False  # Print metrics.json on stdout.
@@ -38,7 +42,8 @@ class EvalArgs(PictureArgs):
 def score(argv: Sequence[str]) -> int:
     args = parse(EvalArgs, argv, "eval")
     check_within("--table", args.table, 0)
-    check_within("--align-poses", args.align_poses, 0, what="a number of steps >= 0")
+    for flag, steps in (("--align-poses", args.align_poses), ("--fit-looks", args.fit_looks)):
+        check_within(flag, steps, 0, what="a number of steps >= 0")
     check_positive({"--eval-views": args.eval_views})
     with opened_for_pictures(args) as (opened, display):
         _score(args, opened, display)
@@ -55,18 +60,38 @@ def _score(args: EvalArgs, opened: OpenRun, display: Display) -> None:
     _, scene = opened.views(display)
     if args.align_poses:
         scene = opened.align(scene, args.align_poses, display)
+    photo = opened.config.photo
+    if args.fit_looks and not (photo.exposure or photo.appearance):
+        raise InputError("--fit-looks", "a run with --photo.exposure or --photo.appearance", f"{run.path} with neither")
     scores = score_run(run, model, scene, opened.config, limit=args.eval_views, display=display, perceptual=perceptual)
     state = {name: getattr(opened.state, name) for name in ("step", "train_seconds")}
     metrics = {**run.read_metrics(), "scene": scene.name, "steps": state.pop("step"), **state, **scores}
     metrics |= {"poses_aligned": args.align_poses, "evaluated_on": {"device": device, "backend": backend_on(device)}}
+    metrics["right_halves"] = _right_halves(opened, scene, metrics, args.fit_looks, display) if args.fit_looks else None
     run.write_metrics(metrics)
     write_report(run)
     display.close()
     print_result(run, metrics, as_json=args.json)
     if not args.json:
+        if halves := metrics["right_halves"]:
+            found = f"{halves['psnr']:.2f} dB, SSIM {_cell(halves['ssim'], '6.4f')}"
+            print(f"  right halves, looks fitted to the left ones: {found}")
         facts = {name: value for name, value in metrics["protocol"].items() if name not in ("seeds", "time_includes")}
         print("  " + "; ".join(f"{name.replace('_', ' ')}: {_words(value)}" for name, value in facts.items()))
         _print_views(run, metrics, args.table)
+
+
+def _right_halves(
+    opened: OpenRun, scene: Scene, metrics: dict[str, Any], steps: int, display: Display
+) -> dict[str, Any]:
+    """The scores of the right halves, beside those of whole views."""
+    from ..evaluation.align import right_halves
+
+    display.phase("fitting the looks of the test views to their left halves")
+    views = [view["index"] for view in metrics["per_view"]]
+    found = right_halves(opened.model, scene, steps=steps, views=views, report=display.update)
+    per_view = [{"index": view.index, "psnr": view.psnr, "ssim": view.ssim} for view in found.views]
+    return {"steps": steps, "psnr": found.psnr, "ssim": found.ssim, "per_view": per_view}
 
 
 def _perceptual(device: str, display: Display) -> Perceptual | None:

@@ -46,6 +46,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "doctor": ("doctor", "main", "check this machine and say what to do about what does not work"),
     "bench step": ("bench", "step", "time a whole training step against the reference"),
     "bench scene": ("bench", "scene", "train a scene and score it at marks on the way"),
+    "bench compare": ("bench", "compare", "compare two results of one benchmark"),
     "bench render": ("bench", "render", "check and time the frames of a trained run"),
     "warmup": ("startup", "warmup", "compile all kernels now, so that the first training starts at once"),
 }

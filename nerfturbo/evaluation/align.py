@@ -1,9 +1,12 @@
-"""By how much learning moved cameras, and where test views stand in a scene whose cameras moved. Refined training
-cameras live in a frame of their own: the whole of them may be shifted, turned and scaled a little. A score after
-`aligned_to` says how good the scene is, not how good the poses of the test views are, and must say so."""
+"""By how much learning moved cameras, and what of a test view is fitted to the model before it is scored: the pose, or
+exposure and look. Refined training cameras live in a frame of their own: the whole of them may be shifted, turned and
+scaled a little. A score after `aligned_to` says how good the scene is, not how good the poses of the test views are,
+and must say so; so must one of `right_halves`."""
 
+import contextlib
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -12,13 +15,16 @@ from torch.nn.functional import huber_loss
 
 from ..config import CameraConfig, PhotoConfig
 from ..data.batches import PixelBatch, PixelSampler
-from ..data.cameras import similarity_scale
+from ..data.cameras import PIXEL_CENTER, Cameras, similarity_scale
 from ..data.images import composite_over
 from ..data.scene import Scene
+from ..errors import InputError
 from ..rendering.model import NerfModel
-from ..rendering.photos import PhotoCorrections
+from ..rendering.photos import PhotoCorrections, exposed_color
+from ..types import Rays
+from .evaluate import Evaluation, choose_views, score_view, truth_image
 
-ALIGN_RATE = 2e-3
+ALIGN_RATE, LOOK_RATE = 2e-3, 5e-2
 CHECKS, CHECK_RAYS = 4, 256  # how often while fitting, and on how many rays a view, poses are compared
 Progress = Callable[[float], None]  # takes the share that is done
 
@@ -37,6 +43,19 @@ def turn_degrees(rotations: Tensor) -> Tensor:
     """(n,) degrees that rotations (n, 3, 3) turn by; exact for small ones too."""
     sines = (rotations - rotations.transpose(1, 2)).square().sum((1, 2)).sqrt() / (2.0 * math.sqrt(2.0))
     return torch.rad2deg(torch.atan2(sines, (rotations.diagonal(dim1=1, dim2=2).sum(-1) - 1.0) / 2.0))
+
+
+@contextlib.contextmanager
+def _frozen(model: NerfModel) -> Iterator[None]:
+    """The model learns nothing meanwhile."""
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in learning:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
 
 
 def aligned_to(
@@ -65,10 +84,7 @@ def aligned_to(
     views = held.rays.camera_indices
     assert views is not None
     least, best = torch.full((len(scene),), torch.inf, device=model.device), torch.zeros_like(pose)
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in learning:
-        parameter.requires_grad_(False)
-    try:
+    with _frozen(model):
         for step in range(steps + 1):
             if step in (0, steps) or step % max(1, steps // CHECKS) == 0:
                 with torch.no_grad():
@@ -81,9 +97,67 @@ def aligned_to(
                 adam.step()
                 schedule.step()
                 report((step + 1) / steps)
-    finally:
-        for parameter in learning:
-            parameter.requires_grad_(True)
     with torch.no_grad():
         pose.copy_(best)
     return replace(scene, cameras=photos.refined(scene.cameras))
+
+
+def right_halves(
+    model: NerfModel,
+    scene: Scene,
+    *,
+    steps: int = 100,
+    n_rays: int = 1024,
+    views: list[int] | None = None,
+    report: Progress = lambda share: None,
+) -> Evaluation:
+    """The scores of the views' right halves, in the exposure and the look that were fitted to their left halves: how
+    photos that differ are scored (NeRF in the Wild), since nothing else says how a new one was taken."""
+    photos = model.photos
+    if photos is None or not (photos.config.photo.exposure or photos.config.photo.appearance):
+        raise InputError("model", "one that learned photo.exposure or photo.appearance", "one that learned neither")
+    cameras, scores = photos.new_views(scene.cameras).to(model.device), []
+    chosen = choose_views(len(scene)) if views is None else views
+    for done, index in enumerate(chosen):
+        truth, counts = truth_image(scene, index, device=model.device), scene.used_pixels(index, model.device)
+        counts = torch.ones_like(truth[:, :, 0], dtype=torch.bool) if counts is None else counts
+        half = truth.shape[1] // 2
+        try:
+            with _frozen(model):
+                gains = _fit_look(model, photos, _draw_from(cameras, index, truth, counts[:, :half], n_rays), steps)
+            rgb = exposed_color(model.render_image(cameras, index).rgb, gains)
+        finally:
+            photos.guest = None
+        if bool(counts[:, half:].any()):
+            scores.append(score_view(index, rgb[:, half:], truth[:, half:], counts[:, half:]))
+        report((done + 1) / len(chosen))
+    return Evaluation.of(scores)
+
+
+def _draw_from(
+    cameras: Cameras, index: int, truth: Tensor, counts: Tensor, n_rays: int
+) -> Iterator[tuple[Rays, Tensor]]:
+    """Batches of rays through pixels of one view that count, and the colours there; none where no pixel does."""
+    pixels, generator = counts.nonzero(), torch.Generator().manual_seed(index)
+    while len(pixels):
+        y, x = pixels[torch.randint(len(pixels), (n_rays,), generator=generator).to(pixels.device)].unbind(-1)
+        rays = cameras.rays(torch.full_like(x, index), x + PIXEL_CENTER, y + PIXEL_CENTER)
+        yield replace(rays, camera_indices=None), truth[y, x]
+
+
+def _fit_look(model: NerfModel, photos: PhotoCorrections, batches: Iterator[tuple[Rays, Tensor]], steps: int) -> Tensor:
+    """(3,) logarithms of the gains of one view, from batches of it; its look becomes that of the guest."""
+    white, size = torch.ones(3, device=model.device), photos.config.photo.appearance
+    gains, look = torch.zeros(3, device=model.device), torch.zeros(size, device=model.device)
+    photos.guest = look if size else None
+    fitted = [gains] * photos.config.photo.exposure + [look] * (size > 0)
+    adam = torch.optim.Adam([value.requires_grad_() for value in fitted], lr=LOOK_RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, max(1, steps), eta_min=0.05 * LOOK_RATE)
+    for rays, wanted in itertools.islice(batches, steps):
+        adam.zero_grad()
+        (exposed_color(model.render_rays(rays, white).rgb, gains) - wanted).square().mean().backward()
+        adam.step()
+        schedule.step()
+    for value in fitted:
+        value.requires_grad_(False)
+    return gains

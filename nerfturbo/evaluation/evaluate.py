@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -45,6 +45,11 @@ class Evaluation:
     ssim: float | None
     views: tuple[ViewScore, ...]
     lpips: float | None = None
+
+    @classmethod
+    def of(cls, scores: Sequence[ViewScore]) -> "Evaluation":
+        similarities, distances = (_mean([getattr(score, name) for score in scores]) for name in ("ssim", "lpips"))
+        return cls(mean_psnr([score.psnr for score in scores]), similarities, tuple(scores), distances)
 
 
 def choose_views(n_views: int, limit: int | None = None) -> list[int]:
@@ -91,13 +96,26 @@ def evaluate(
         truth, counts = truth_image(scene, index, background, model.device), scene.used_pixels(index, model.device)
         if counts is not None and not bool(counts.any()):
             continue  # an image that its mask covers whole says nothing
-        similarity = ssim(image.rgb, truth, counts) if with_ssim and min(truth.shape[:2]) >= SSIM_WINDOW else None
-        distance = None if perceptual is None else perceptual(image.rgb, truth)
-        scores.append(ViewScore(index, psnr(image.rgb, truth, counts), similarity, seconds, distance))
+        score = score_view(index, image.rgb, truth, counts, with_ssim=with_ssim, perceptual=perceptual)
+        scores.append(replace(score, seconds=seconds))
         if on_view is not None:
             on_view(len(scores), len(chosen), scores[-1], image, truth)
-    similarities, distances = (_mean([getattr(score, name) for score in scores]) for name in ("ssim", "lpips"))
-    return Evaluation(mean_psnr([score.psnr for score in scores]), similarities, tuple(scores), distances)
+    return Evaluation.of(scores)
+
+
+def score_view(
+    index: int,
+    rgb: Tensor,
+    truth: Tensor,
+    counts: Tensor | None,
+    *,
+    with_ssim: bool = True,
+    perceptual: Perceptual | None = None,
+) -> ViewScore:
+    """Of one picture, or a part of it, (height, width, 3), where `counts` (height, width) says which pixels do."""
+    similarity = ssim(rgb, truth, counts) if with_ssim and min(truth.shape[:2]) >= SSIM_WINDOW else None
+    distance = None if perceptual is None else perceptual(rgb, truth)
+    return ViewScore(index, psnr(rgb, truth, counts), similarity, 0.0, distance)
 
 
 def _mean(values: list[float | None]) -> float | None:

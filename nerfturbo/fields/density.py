@@ -1,9 +1,12 @@
 """A density without colour: what proposal networks are made of."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from ..ops.hash_encode import HashLayout
+from ..ops.ngp import NgpDensity
 from ..ops.positions import Contraction, unit_positions
 from ..types import Aabb
 from .parts import FusedMlp, HashGrid, truncated_exp
@@ -47,6 +50,10 @@ class HashDensity(nn.Module):
 
     def unit_density(self, positions: Tensor) -> Tensor:
         """(n,) >= 0 for positions (n, 3) in [0, 1]^3: the box, or with a contraction all of space."""
+        if not torch.is_grad_enabled() and positions.dtype != torch.float64:
+            inner, outer = self.density_net.matrices
+            ahead = NgpDensity(self.aabb, self.encoding.values, self.encoding.layout, (inner, outer))
+            return ahead.at(positions) * math.exp(DENSITY_BIAS)
         logits = self.density_net(self.encoding(positions))[:, 0]
         return truncated_exp(logits.float() + DENSITY_BIAS if logits.dtype != torch.float64 else logits + DENSITY_BIAS)
 

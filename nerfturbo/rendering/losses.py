@@ -77,7 +77,8 @@ def weights_loss(
     weights: Tensor, opacity: Tensor, thickness: Tensor, samples: PackedSamples, rule: RayLossRule
 ) -> Tensor:
     """() what `ops.ray_losses` computes from logits, for fields that give densities: of the samples' weights and
-    thickness (density x length), both (capacity,), and the rays' opacity (n_rays,)."""
+    thickness (density x length), both (capacity,), and the rays' opacity (n_rays,). The distortion counts in the
+    distances of `samples`."""
     values = torch.zeros_like(opacity)
     if rule.distortion:
         values = values + distortion_loss(weights, samples) * (rule.distortion / rule.unit)

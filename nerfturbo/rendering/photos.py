@@ -81,6 +81,12 @@ def gauge_directions(positions: Tensor, unit: float) -> Tensor:
     return torch.stack([column.reshape(-1) for column in columns], dim=-1).float()
 
 
+def exposed_color(rgb: Tensor, log_gains: Tensor) -> Tensor:
+    """Colours in [0, 1] whose odds are multiplied by exp(log_gains)."""
+    gain = log_gains.exp()
+    return rgb * gain / (1.0 - rgb + rgb * gain)
+
+
 class _ShiftColours(torch.autograd.Function):
     """Logits of the samples, colours shifted by a row per ray; the gradient to the rows is a sum over their samples."""
 
@@ -134,6 +140,7 @@ class PhotoCorrections(nn.Module):
         self.register_buffer("progress", torch.zeros(()))
         self.n_levels = 0  # of a field that fades them in
         self.shown: int | None = None  # the photo whose look new views have; None: the mean
+        self.guest: Tensor | None = None  # (appearance,) a look that is no photo's, in place of both
 
     def observe(self, cameras: Cameras, aabb: Aabb) -> None:
         """Take what the corrections refer to from the training cameras."""
@@ -242,8 +249,7 @@ class PhotoCorrections(nn.Module):
 
         def function(t_starts: Tensor, t_ends: Tensor, ray_indices: Tensor) -> tuple[Tensor, Tensor]:
             rgb, density = rgb_sigma_fn(t_starts, t_ends, ray_indices)
-            gain = self.log_gains().index_select(0, index).exp().index_select(0, ray_indices)
-            return rgb * gain / (1.0 - rgb + rgb * gain), density
+            return exposed_color(rgb, self.log_gains().index_select(0, index).index_select(0, ray_indices)), density
 
         return function
 
@@ -259,7 +265,7 @@ class PhotoCorrections(nn.Module):
             own = torch.arange(n_rays, device=centred.device) % MEAN_EVERY != 0
             return centred.index_select(0, camera_indices) * own[:, None]
         one = torch.zeros_like(centred[0]) if self.shown is None else centred[self.shown]
-        return one.expand(n_rays, -1)
+        return (one if self.guest is None else self.guest).expand(n_rays, -1)
 
     def level_weights(self) -> Tensor:
         """(n_levels,): 1 for the levels that are there, 0 for those to come, between them a smooth window."""

@@ -16,10 +16,10 @@ from ..fields.field import offers
 from ..fields.parts import truncated_exp
 from ..ops.adam import RayBudget
 from ..ops.composite import Thinning, composite, visible_codes
-from ..ops.composite_loss import LossRule, composite_loss, ray_losses
-from ..ops.packed import compact, mean_over_rays, packed_sum
+from ..ops.composite_loss import LossRule, RayLossRule, composite_loss, ray_losses
+from ..ops.packed import compact, packed_sum
 from ..ops.random import Stream, random_bits, random_uniform
-from ..rendering.losses import color_loss, distortion_loss, near_weights, ray_loss_rule, weigh_gradient, weights_loss
+from ..rendering.losses import color_loss, near_weights, ray_loss_rule, weigh_gradient, weights_loss
 from ..rendering.model import NerfModel, half_box
 from ..rendering.render import field_functions
 from ..sampling.sampler import Draw
@@ -174,10 +174,9 @@ def render_and_compare(
 ) -> tuple[Tensor, Tensor]:
     """The loss of the rays that were kept, differentiable, and their mean squared error."""
     seen = evaluate(model, batch.rays, samples, near_gradients(model, samples))
-    rule = ray_loss_rule(model.config.loss, model.bounds.aabb.diagonal)
-    learned = offers(model.sampler, "loss")  # by gradients, from the weights of its samples
-    stages = getattr(samples, "stages", ())
-    if seen.logits is not None and batch.rays_per_pixel == 1 and not learned and not stages:
+    learns = offers(model.sampler, "loss") and not getattr(model.sampler, "rests", False)  # from its samples' weights
+    stages = [stage for stage in getattr(samples, "stages", ()) if stage.color is not None]  # of a coarse field
+    if seen.logits is not None and batch.rays_per_pixel == 1 and not learns and not stages:
         return _fused(model, batch, samples, background, seen.logits, loss_scale)
     density, rgb = seen.density_and_color()
     out = composite(density, rgb, samples)
@@ -185,22 +184,26 @@ def render_and_compare(
     color = out.rgb + (1.0 - out.opacity)[:, None] * background
     loss, mse = compare_colors(color, target, batch, samples, model.config, note=True)
     for stage in stages:
-        if stage.color is not None:  # of a coarse field
-            coarse = stage.color + (1.0 - stage.weights.sum(-1, keepdim=True)) * background
-            loss = loss + compare_colors(coarse, target, batch, samples, model.config)[0]
-    if learned:
-        if not getattr(model.sampler, "rests", False):
-            loss = loss + model.sampler.loss(samples, out.weights)
-        if rule is not None and rule.distortion and offers(samples, "normalized"):
-            spread = distortion_loss(out.weights, samples.normalized())  # type: ignore[attr-defined]
-            loss = loss + rule.distortion * mean_over_rays(spread, samples)
-            rule = replace(rule, distortion=0.0) if rule.opacity or rule.sparsity else None
-    if rule is not None and seen.logits is not None and not learned and not stages:
-        loss = loss + ray_losses(seen.logits, samples, rule, gradient_scale=loss_scale)
+        coarse = stage.color + (1.0 - stage.weights.sum(-1, keepdim=True)) * background
+        loss = loss + compare_colors(coarse, target, batch, samples, model.config)[0]
+    if learns:
+        loss = loss + model.sampler.loss(samples, out.weights)
+    rule, places = _ray_rule(model, samples)
+    if rule is not None and seen.logits is not None:
+        loss = loss + ray_losses(seen.logits, samples, rule, places=places, gradient_scale=loss_scale)
     elif rule is not None:
         thickness = density * (samples.t_ends - samples.t_starts)
-        loss = loss + weights_loss(out.weights, out.opacity, thickness, samples, rule)
+        loss = loss + weights_loss(out.weights, out.opacity, thickness, places, rule)
     return loss, mse
+
+
+def _ray_rule(model: NerfModel, samples: PackedSamples) -> tuple[RayLossRule | None, PackedSamples]:
+    """The regularisers of rays, and the samples in the distances that the distortion counts in: those of the scene, or
+    with a sampler that learns by gradients those of its normalised rays."""
+    rule = ray_loss_rule(model.config.loss, model.bounds.aabb.diagonal)
+    if rule is None or not offers(model.sampler, "loss") or not offers(samples, "normalized"):
+        return rule, samples
+    return replace(rule, unit=1.0), samples.normalized()  # type: ignore[attr-defined]
 
 
 def _fused(
@@ -213,7 +216,7 @@ def _fused(
 ) -> tuple[Tensor, Tensor]:
     """The same from logits, one ray a pixel: activations, compositing and loss are one op."""
     config, weights, kept = model.config, batch.weights, samples.n_rays_kept
-    rule, kind = ray_loss_rule(config.loss, model.bounds.aabb.diagonal), config.loss.kind
+    (rule, places), kind = _ray_rule(model, samples), config.loss.kind
     if weights is not None:
         logits = weigh_gradient(logits, weights[samples.ray_indices])
     out = composite_loss(logits, samples, background, batch.rgba, rule=LossRule(kind), gradient_scale=loss_scale)
@@ -225,7 +228,7 @@ def _fused(
         loss = loss + (value - loss.detach())
         batch.add_errors((rgb - target).abs().mean(-1), kept)
     if rule is not None:
-        loss = loss + ray_losses(logits, samples, rule, gradient_scale=loss_scale)
+        loss = loss + ray_losses(logits, samples, rule, places=places, gradient_scale=loss_scale)
     return loss, mse
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import records
 from nerfturbo.bench import record as package
 from records import read_record
+
+from ..cli.conftest import Nerfturbo
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -63,3 +67,59 @@ def test_the_page_about_trainers_is_short_and_has_the_measured_table() -> None:
     command = [sys.executable, ROOT / "scripts" / "bench_table.py", RESULTS / "h200/trainers.json"]
     assert len(page.splitlines()) <= 80
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout in page
+
+
+def lego(psnr: tuple[float, ...], ms: float, what: str = "lego") -> dict[str, Any]:
+    runs = [{"seed": seed, "marks": [{"psnr": value, "step": 100}]} for seed, value in enumerate(psnr)]
+    return {"what": what, "values": {"scene": "lego", "runs": runs, "timings": [{"way": "frame", "wall_ms": ms}]}}
+
+
+@pytest.mark.parametrize(
+    ("psnr", "ms", "verdicts", "code"),
+    [
+        ((36.0, 36.4, 36.1), 2.55, ["same", "same"], 0),  # 2.5 ms and 3%
+        ((36.0, 36.4, 36.3), 2.3, ["same", "better"], 0),  # the seeds of the first lie 0.4 apart
+        ((36.6, 36.6, 36.6), 2.6, ["better", "worse"], 1),
+        ((35.7, 35.8, 35.6), 2.5, ["worse", "same"], 1),
+    ],
+)
+def test_two_results_are_compared_beyond_their_noise(
+    nerfturbo: Nerfturbo, tmp_path: Path, psnr: tuple[float, ...], ms: float, verdicts: list[str], code: int
+) -> None:
+    files = [str(tmp_path / name) for name in ("old.json", "new.json")]
+    package.write_json(files[0], lego((36.0, 36.4, 36.2), 2.5))
+    package.write_json(files[1], lego(psnr, ms))
+    result = nerfturbo("bench", "compare", *files, "--json")
+    changes = json.loads(result.out)["changes"]
+    assert [change["name"] for change in changes] == ["runs marks 0 psnr", "timings 0 frame wall_ms"]
+    assert [change["verdict"] for change in changes] == verdicts and result.code == code
+    assert (changes[0]["old"], changes[1]["old"], changes[1]["new"]) == (36.2, 2.5, ms)
+    assert changes[0]["noise"] == pytest.approx(0.2) and changes[1]["noise"] == pytest.approx(0.075)
+    table = nerfturbo("bench", "compare", *files).out
+    assert all(verdict in table for verdict in verdicts)
+    loose = json.loads(nerfturbo("bench", "compare", *files, "--noise", "0.1", "--json").out)["changes"]
+    assert [change["verdict"] for change in loose] == [verdicts[0], "same"]
+
+
+def test_more_rays_a_second_are_better_and_more_bytes_are_worse() -> None:
+    old, new = ({"values": {"rays_per_second": rate, "peak_bytes": size}} for rate, size in ((40e6, 5e8), (50e6, 6e8)))
+    assert [change.verdict for change in package.compare_records(old, new, 0.03)] == ["better", "worse"]
+    assert [change.verdict for change in package.compare_records(new, old, 0.03)] == ["worse", "better"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "expected the JSON of a benchmark, got"),
+        ("[1]", "with `what` and `values`, got another JSON"),
+        (json.dumps(lego((1.0,), 1.0, what="mic")), "a result of the same benchmark (lego), got mic"),
+        ('{"what": "lego", "values": {"n": 3}}', "times, sizes or scores that"),
+        (None, "No such file"),
+    ],
+)
+def test_what_cannot_be_compared_is_named(nerfturbo: Nerfturbo, tmp_path: Path, text: str | None, said: str) -> None:
+    package.write_json(tmp_path / "old.json", lego((36.0,), 2.5))
+    if text is not None:
+        (tmp_path / "new.json").write_text(text)
+    result = nerfturbo("bench", "compare", str(tmp_path / "old.json"), str(tmp_path / "new.json"))
+    assert result.code == 2 and said in " ".join(result.err.split()) and "new.json" in result.err

@@ -56,7 +56,7 @@ def test_precisions_are_compared_with_fp32(study: Study, scene: Path, tmp_path: 
 def test_each_precision_trains_the_largest_batch_of_one_budget(
     study: Study, scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    most, advance, tried = {"fp32": 2048, "fp16": 4096, "bf16": 512}, Trainer.advance, []
+    most, advance, tried = {"fp32": 1024, "fp16": 2048, "bf16": 512}, Trainer.advance, []
 
     def limited(trainer: Trainer) -> object:
         train = trainer.config.train
@@ -73,14 +73,14 @@ def test_each_precision_trains_the_largest_batch_of_one_budget(
     done = study(*command, "bf16")
     assert done.code == 0, done.err
     values = json.loads(output.read_text())["values"]
-    assert values["largest_batch"] == {"fp32": 2048, "fp16": 4096, "bf16": None} and values["unfinished"] == []
-    assert [(line["kind"], line["batch_samples"]) for line in values["same_memory"]] == [("fp32", 2048), ("fp16", 4096)]
-    assert [run["batch_samples"] for run in values["runs"]] == [512, 512, 512, 2048, 4096]
+    assert values["largest_batch"] == {"fp32": 1024, "fp16": 2048, "bf16": None} and values["unfinished"] == []
+    assert [(line["kind"], line["batch_samples"]) for line in values["same_memory"]] == [("fp32", 1024), ("fp16", 2048)]
+    assert [run["batch_samples"] for run in values["runs"]] == [512, 512, 512, 1024, 2048]
     assert values["same_memory"][1]["psnr_difference"] is not None
     sentence = "bf16: not even 512 samples a step fit the budget: out of memory: "
     assert values["in_words"][0].startswith(sentence) and sentence in " ".join(done.out.split())
     page = output.with_suffix(".html").read_text()
-    assert sentence in page and page.count("<td>4096</td>") == 1
+    assert sentence in page and page.count("<td>2048</td>") == 1
     curves = (tmp_path / "precision-same_memory_psnr_over_seconds.svg").read_text()
     assert "fp16" in curves and "bf16" not in curves and curves in page
     tried.clear()

@@ -59,6 +59,17 @@ def test_frames_have_the_look_of_a_photo_and_test_views_can_be_fitted(nerfturbo:
     result = nerfturbo("eval", "run", "--align-poses", 2, "--json", *REFERENCE)
     assert result.code == 0 and result.json["poses_aligned"] == 2, result.err
     assert "--align-poses: expected a number of steps" in nerfturbo("eval", "run", "--align-poses", -1).err
+    assert result.json["right_halves"] is None
+    told = nerfturbo("eval", "run", "--fit-looks", 2, *REFERENCE)
+    halves = json.loads(Path("run/metrics.json").read_text())["right_halves"]
+    assert told.code == 0 and f"right halves, looks fitted to the left ones: {halves['psnr']:.2f} dB" in told.out
+    assert halves["steps"] == 2 and len(halves["per_view"]) == len(result.json["per_view"]) and halves["psnr"] > 0.0
+    assert "--fit-looks: expected a number of steps" in nerfturbo("eval", "run", "--fit-looks", -1).err
+
+
+def test_a_run_that_learned_no_looks_has_none_to_fit(nerfturbo: Nerfturbo, run_folder: Path) -> None:
+    result = nerfturbo("eval", run_folder, "--fit-looks", 2, *REFERENCE)
+    assert result.code == 2 and "--fit-looks: expected a run with --photo.exposure or --photo.appearance" in result.err
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ SMALLER = {  # the same command with less to do
     r"--pixel 400,320": "--pixel 8,8",
     r"--view 3": "--view 1",
     r"--downscale \d+": "--downscale 2",
+    r"(builtin:\w+) --downscale \d+": r"\1 --downscale 8",
+    r"--preset voxels": "--preset voxels --field.resolutions 4 8 12 16",
     r"--field.resolutions [\d ]+": "--field.resolutions 4 8 12 16 ",
     r" --lpips": "",
     r"--sampler.n-samples \d+": "--sampler.n-samples 8",
@@ -143,7 +145,7 @@ def smaller(text: str) -> list[str]:
         case "tune":
             words += [*SMALL, "--steps", "2", "--max-batch", "1024"]
         case "profile":
-            words += SMALL
+            words += [*SMALL, "--warm-steps", "2"]
     return words
 
 

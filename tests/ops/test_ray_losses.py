@@ -31,14 +31,20 @@ def _logits(samples: PackedSamples, dtype: torch.dtype = torch.float32, thick: f
     return poison_tail(raw.to(dtype), samples.offsets)
 
 
-def _by_hand(raw: Tensor, samples: PackedSamples, rule: RayLossRule) -> Tensor:
+def _elsewhere(samples: PackedSamples) -> PackedSamples:
+    """The same samples at other distances, in the same order along each ray."""
+    starts, ends = (1.0 + 0.7 * side.square() for side in (samples.t_starts, samples.t_ends))
+    return replace(samples, t_starts=starts, t_ends=ends)
+
+
+def _by_hand(raw: Tensor, samples: PackedSamples, rule: RayLossRule, places: PackedSamples) -> Tensor:
     """Ray by ray, every pair of samples."""
     total, kept = raw.new_zeros(()), samples.n_rays if samples.n_rays_kept is None else int(samples.n_rays_kept)
-    offsets, middles = samples.offsets.tolist(), samples.midpoints()
+    offsets, middles = samples.offsets.tolist(), places.midpoints()
     for ray in range(kept):
         part = slice(offsets[ray], offsets[ray + 1])
-        lengths, middle = (samples.t_ends - samples.t_starts)[part], middles[part]
-        tau = torch.exp(raw[part, 3].clamp(max=15.0)) * lengths
+        lengths, middle = (places.t_ends - places.t_starts)[part], middles[part]
+        tau = torch.exp(raw[part, 3].clamp(max=15.0)) * (samples.t_ends - samples.t_starts)[part]
         weights = torch.exp(-(tau.cumsum(0) - tau)) * (1.0 - torch.exp(-tau))
         pairs = (weights[:, None] * weights[None, :] * (middle[:, None] - middle[None, :]).abs()).sum()
         opacity = weights.sum().clamp(SURE, 1.0 - SURE)
@@ -48,13 +54,15 @@ def _by_hand(raw: Tensor, samples: PackedSamples, rule: RayLossRule) -> Tensor:
     return total / max(kept, 1)
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_the_reference_is_the_double_sum(rule: RayLossRule):
+def test_the_reference_is_the_double_sum(rule: RayLossRule, elsewhere: bool):
     samples = replace(make_samples(9, mean=5, dtype=torch.float64), n_rays_kept=torch.tensor(7, dtype=torch.int32))
     raw = _logits(samples).double().clamp(max=4.0).requires_grad_()
+    places = _elsewhere(samples) if elsewhere else None
     with use_backend("reference"):
-        value = ray_losses(raw, samples, rule)
-    wanted = _by_hand(raw, samples, rule)
+        value = ray_losses(raw, samples, rule, places=places)
+    wanted = _by_hand(raw, samples, rule, places or samples)
     assert_close("loss", value, wanted)
     assert_close("gradient to raw", *(torch.autograd.grad(x, raw)[0] for x in (value, wanted)))
 
@@ -76,6 +84,9 @@ def test_matches_reference(sized: tuple[Target, int], rule: RayLossRule, poisone
     samples = replace(samples, n_rays_kept=kept)
     raw, samples = _logits(samples), samples_to(samples, target.device)
     compare(target, lambda raw: ray_losses(raw, samples, rule), {"raw": raw}, ["raw"])
+    if rule.distortion:
+        places = _elsewhere(samples)
+        compare(target, lambda raw: ray_losses(raw, samples, rule, places=places), {"raw": raw}, ["raw"])
 
 
 def test_rays_longer_than_a_tile(target: Target):

@@ -19,20 +19,23 @@ from nerfturbo.config import (
     UniformSamplerConfig,
     VanillaConfig,
 )
+from nerfturbo.data.batches import PixelSampler
 from nerfturbo.data.scene_defaults import MANY_PHOTOS, UNBOUNDED_PRESETS, fitted_config
 from nerfturbo.evaluation import align
 from nerfturbo.evaluation.align import aligned_to
 from nerfturbo.evaluation.evaluate import evaluate
 from nerfturbo.evaluation.metrics import constant_baseline_psnr
 from nerfturbo.export.frames import FrameMaker, Look
-from nerfturbo.ops import use_backend
+from nerfturbo.ops import composite, use_backend
 from nerfturbo.presets import preset
 from nerfturbo.rendering import model as model_module
-from nerfturbo.rendering.losses import near_weights, scale_near_gradients
+from nerfturbo.rendering.losses import color_loss, distortion_loss, near_weights, scale_near_gradients
 from nerfturbo.rendering.model import NerfModel
 from nerfturbo.rendering.render import volume_rendering
 from nerfturbo.sampling import ContractedGrid, OccupancyGrid, ProposedSamples, UniformEstimator, proposals
-from nerfturbo.training.loss import Stages, place_samples, render_and_compare
+from nerfturbo.training.distributed import RayShare
+from nerfturbo.training.loss import Stages, draw_batch, near_gradients, place_samples, render_and_compare
+from nerfturbo.training.loss import evaluate as evaluate_field
 from nerfturbo.training.trainer import Trainer, load_model
 from nerfturbo.types import Aabb, PackedSamples
 
@@ -109,6 +112,30 @@ def test_all_parameters_get_gradients_in_half_precision_too():
         assert any(name.startswith("sampler.fields.1") for name in moments)
         assert all(value > 0.0 for value in moments.values()), moments
         assert trainer.skipped == 0
+
+
+@pytest.mark.parametrize("rests", [True, False])
+def test_the_loss_of_proposals_is_the_one_that_is_written_down(rests: bool) -> None:
+    """Resting or not: colours, the distortion in normalised distances, and what proposals learn from."""
+    trainer = trained(replace(config := tiny("proposal", steps=8), loss=replace(config.loss, distortion=0.5)))
+    model, scene, white = NerfModel(trainer.model.config, trainer.model.bounds), open_scene(), torch.ones(64, 3)
+    model.load_state_dict(trainer.model.state_dict())
+    model.sampler.rests = rests
+    batch = draw_batch(PixelSampler(scene, "cpu", seed=1), 3, RayShare(0, 64))
+    samples, _ = place_samples(model, batch.rays, step=3)
+    loss, mse = render_and_compare(model, batch, samples, white, None)
+    density, rgb = evaluate_field(model, batch.rays, samples, near_gradients(model, samples)).density_and_color()
+    out = composite(density, rgb, samples)
+    color = out.rgb + (1.0 - out.opacity)[:, None] * white
+    expected = color_loss(color, batch.rgba[:, :3], kind=model.config.loss.kind)
+    expected = expected + 0.5 * distortion_loss(out.weights, samples.normalized()).mean()
+    expected = expected if rests else expected + model.sampler.loss(samples, out.weights)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+    assert float(mse) == pytest.approx(float((color - batch.rgba[:, :3]).square().mean()), rel=1e-4)
+    weights = list(model.field.density_net.weights)
+    found, wanted = (torch.autograd.grad(value, weights) for value in (loss, expected))
+    for own, true in zip(found, wanted, strict=True):
+        torch.testing.assert_close(own, true, rtol=1e-3, atol=1e-6)
 
 
 def test_a_run_goes_on_where_it_stopped_and_renders_the_same(tmp_path: Path):

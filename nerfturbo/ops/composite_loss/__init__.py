@@ -108,10 +108,16 @@ class RayLossRule:
 
 
 def ray_losses(
-    raw: Tensor, samples: PackedSamples, rule: RayLossRule, *, gradient_scale: Tensor | None = None
+    raw: Tensor,
+    samples: PackedSamples,
+    rule: RayLossRule,
+    *,
+    places: PackedSamples | None = None,
+    gradient_scale: Tensor | None = None,
 ) -> Tensor:
     """() the loss of field logits `raw` (capacity, 4), of which only the last column, the density's, matters.
-    Differentiable to `raw`. Rays from `n_rays_kept` on do not count. `gradient_scale` as in `composite_loss`.
+    Differentiable to `raw`. Rays from `n_rays_kept` on do not count. `places`, the same samples with other distances
+    (those of a normalised ray, say), are what the distortion counts in. `gradient_scale` as in `composite_loss`.
 
     >>> import torch
     >>> samples = PackedSamples.from_counts(torch.tensor([2]), torch.tensor([0.0, 2.0]), torch.tensor([1.0, 3.0]))
@@ -120,7 +126,10 @@ def ray_losses(
     0.6042
     """
     check_tensor("raw", raw, (samples.capacity, 4))
-    check_device(raw=raw, t_starts=samples.t_starts, gradient_scale=gradient_scale)
+    places = samples if places is None else places
+    check_shape("places", places.t_starts, (samples.capacity,))
+    check_device(raw=raw, t_starts=samples.t_starts, places=places.t_starts, gradient_scale=gradient_scale)
     if gradient_scale is not None:
         check_shape("gradient_scale", gradient_scale, ())
-    return implementation("composite_loss", "ray_losses", raw)(raw, samples, rule=rule, gradient_scale=gradient_scale)
+    run = implementation("composite_loss", "ray_losses", raw)
+    return run(raw, samples, places, rule=rule, gradient_scale=gradient_scale)

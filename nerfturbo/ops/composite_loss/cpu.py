@@ -151,16 +151,15 @@ LOW, HIGH = np.float32(SURE), np.float32(1.0 - SURE)
 
 
 @jit(inner=True)
-def _walk(begin, end, starts, ends, logits, sparsity, scratch):
-    """Weight, T (1 - alpha) (-1: no weight), tau, middle, and the sums of w and w m before sample k, as rows of
-    `scratch`; returns the ray's sums: w, w m, distortion times unit, sparsity."""
+def _walk(begin, end, starts, ends, left, right, logits, sparsity, scratch):
+    """Weight, T (1 - alpha) (-1: no weight), tau, middle between `left` and `right`, and the sums of w and w m before
+    sample k, as rows of `scratch`; returns the ray's sums: w, w m, distortion times unit, sparsity."""
     through, total, moment, spread, fog = ONE, ZERO, ZERO, ZERO, ZERO
     for k in range(end - begin):
         i = begin + k
-        length = ends[i] - starts[i]
-        tau = _density(logits[i]) * length
+        tau = _density(logits[i]) * (ends[i] - starts[i])
         decay = np.float32(math.expm1(-tau))  # -alpha
-        middle = (starts[i] + ends[i]) * HALF - (starts[begin] + ends[begin]) * HALF
+        middle = (left[i] + right[i]) * HALF - (left[begin] + right[begin]) * HALF
         if not -decay >= ZERO:
             scratch[1, k] = -ONE
             continue
@@ -168,7 +167,7 @@ def _walk(begin, end, starts, ends, logits, sparsity, scratch):
         through += decay * through
         scratch[0, k], scratch[1, k], scratch[2, k], scratch[3, k] = weight, through, tau, middle
         scratch[4, k], scratch[5, k] = total, moment
-        spread += TWO * weight * (middle * total - moment) + weight * weight * length * THIRD
+        spread += TWO * weight * (middle * total - moment) + weight * weight * (right[i] - left[i]) * THIRD
         total += weight
         moment += weight * middle
         if sparsity > ZERO:
@@ -177,7 +176,7 @@ def _walk(begin, end, starts, ends, logits, sparsity, scratch):
 
 
 @jit()
-def _losses_forward(first, last, offsets, starts, ends, logits, n_kept, weights, share, losses, grad):
+def _losses_forward(first, last, offsets, starts, ends, left, right, logits, n_kept, weights, share, losses, grad):
     """weights: of distortion over unit, opacity, sparsity. grad (n,) is written unless it is empty."""
     distortion, entropy, sparsity = weights[0], weights[1], weights[2]
     longest = 0
@@ -191,7 +190,7 @@ def _losses_forward(first, last, offsets, starts, ends, logits, n_kept, weights,
             if grad.shape[0]:
                 grad[begin:end] = ZERO
             continue
-        total, _, spread, fog = _walk(begin, end, starts, ends, logits, sparsity, scratch)
+        total, _, spread, fog = _walk(begin, end, starts, ends, left, right, logits, sparsity, scratch)
         opacity = min(max(total, LOW), HIGH)
         rest = np.float32(math.log1p(-opacity))
         solid = np.float32(math.log(opacity))
@@ -207,7 +206,7 @@ def _losses_forward(first, last, offsets, starts, ends, logits, n_kept, weights,
                 continue
             weight, tau, middle = scratch[0, k], scratch[2, k], scratch[3, k]
             far = middle * scratch[4, k] - scratch[5, k] + after_moment - middle * after
-            g = TWO * distortion * (far + weight * (ends[i] - starts[i]) * THIRD) + rise
+            g = TWO * distortion * (far + weight * (right[i] - left[i]) * THIRD) + rise
             slope = scratch[1, k] * g - later + FOUR * sparsity * tau / (ONE + TWO * tau * tau)
             grad[i] = share * tau * slope
             later += weight * g
@@ -217,7 +216,7 @@ def _losses_forward(first, last, offsets, starts, ends, logits, n_kept, weights,
 
 class _RayLosses(Node):
     @staticmethod
-    def forward(ctx: Any, raw: Tensor, samples: PackedSamples, rule: RayLossRule) -> Tensor:
+    def forward(ctx: Any, raw: Tensor, samples: PackedSamples, places: PackedSamples, rule: RayLossRule) -> Tensor:
         n_rays, used, kept = _counts(samples)
         share = 1.0 / max(kept, 1)
         grad = torch.empty(samples.capacity if ctx.needs_input_grad[0] else 0)
@@ -225,7 +224,8 @@ class _RayLosses(Node):
         losses = np.empty(n_rays)
         weights = np.array([rule.distortion / rule.unit, rule.opacity, rule.sparsity], np.float32)
         settings = (as_float32("raw", raw[:, 3]), kept, weights, np.float32(share))
-        launch(_losses_forward, n_rays, CHUNK, *_intervals(samples), *settings, losses, grad)
+        intervals = (*_intervals(samples), *_intervals(places)[1:])
+        launch(_losses_forward, n_rays, CHUNK, *intervals, *settings, losses, grad)
         ctx.save_for_backward(grad)
         ctx.dtype = raw.dtype
         return torch.tensor(float(losses.sum()) * share, dtype=torch.float32)
@@ -238,5 +238,5 @@ class _RayLosses(Node):
         return (out.t().to(ctx.dtype),)
 
 
-def ray_losses(raw, samples, *, rule, gradient_scale) -> Tensor:
-    return _RayLosses.apply(raw, samples, rule)
+def ray_losses(raw, samples, places, *, rule, gradient_scale) -> Tensor:
+    return _RayLosses.apply(raw, samples, places, rule)

@@ -38,16 +38,18 @@ def composite_loss(raw, samples, background, target, *, rule, gradient_scale) ->
     return _mean_loss(error, rule, samples), mse, colour.detach()
 
 
-def ray_losses(raw: Tensor, samples: PackedSamples, *, rule: RayLossRule, gradient_scale: Tensor | None) -> Tensor:
+def ray_losses(
+    raw: Tensor, samples: PackedSamples, places: PackedSamples, *, rule: RayLossRule, gradient_scale: Tensor | None
+) -> Tensor:
     offsets = samples.offsets
     _, density = _activate(raw, samples)
     optical, counted = _optical_depth(density, samples, 0.0)
     weights = torch.where(counted, _transmittance(optical, offsets) * -torch.expm1(-optical), torch.zeros_like(optical))
     ray, _ = row_rays(offsets, samples.capacity)
-    middle = samples.midpoints().detach().to(weights.dtype)
+    middle = places.midpoints().detach().to(weights.dtype)
     if samples.capacity:
         middle = middle - middle[offsets[ray].long().clamp(max=samples.capacity - 1)]  # of the ray's first sample
-    length = (samples.t_ends - samples.t_starts).detach().to(weights.dtype)
+    length = (places.t_ends - places.t_starts).detach().to(weights.dtype)
     before = packed_cumsum(weights, offsets, exclusive=True, reverse=False)
     moment = packed_cumsum(weights * middle, offsets, exclusive=True, reverse=False)
     spread = 2.0 * weights * (middle * before - moment) + weights.square() * length / 3.0

@@ -262,18 +262,21 @@ LOW, HIGH = tl.constexpr(SURE), tl.constexpr(1.0 - SURE)
 
 
 @triton.jit
-def _load_tile(p_logits, p_starts, p_ends, row, m, origin, stride):
-    """Length, distance of the middle from the ray's first one, and optical thickness of a tile's samples."""
-    t0 = tl.load(p_starts + row, mask=m, other=0.0)
-    t1 = tl.load(p_ends + row, mask=m, other=0.0)
+def _load_tile(p_logits, edges, row, m, origin, stride):
+    """Length, distance of the middle from the ray's first one, both between the second pair of `edges`, and optical
+    thickness of a tile's samples."""
+    t0 = tl.load(edges[0] + row, mask=m, other=0.0)
+    t1 = tl.load(edges[1] + row, mask=m, other=0.0)
+    s0 = tl.load(edges[2] + row, mask=m, other=0.0)
+    s1 = tl.load(edges[3] + row, mask=m, other=0.0)
     logit = tl.load(p_logits + row.to(tl.int64) * stride, mask=m, other=0.0).to(tl.float32)
     density = tl.exp(tl.minimum(logit, 15.0, propagate_nan=tl.PropagateNan.ALL))
-    return t1 - t0, tl.where(m, 0.5 * (t0 + t1) - origin[:, None], 0.0), density * (t1 - t0)
+    return s1 - s0, tl.where(m, 0.5 * (s0 + s1) - origin[:, None], 0.0), density * (t1 - t0)
 
 
 @triton.jit
 def _ray_sums(
-    p_logits, p_starts, p_ends, start, count, longest, origin, stride,
+    p_logits, edges, start, count, longest, origin, stride,
     RAYS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """Sums along each ray of a tile: weights, weights times distance, distortion, sparsity; and the greatest distance
@@ -283,7 +286,7 @@ def _ray_sums(
     through = tl.full([RAYS, STEPS], 1.0, tl.float32)
     for k in range(0, longest, STEPS):
         row, m = gpu.tile_rows(start, count, k, STEPS)
-        length, middle, optical = _load_tile(p_logits, p_starts, p_ends, row, m, origin, stride)
+        length, middle, optical = _load_tile(p_logits, edges, row, m, origin, stride)
         passed, before, weight, lit, through = tile_weights(optical, m, through, 0.0, 0.0, RAYS, STEPS)
         b_total = total[:, None] + tl.cumsum(weight, 1)
         b_moment = moment[:, None] + tl.cumsum(weight * middle, 1)
@@ -297,7 +300,7 @@ def _ray_sums(
 
 @triton.jit
 def _write_density_gradient(
-    p_logits, p_starts, p_ends, p_grad, start, count, longest, origin, total, moment, whole, largest, rise, near, thin,
+    p_logits, edges, p_grad, start, count, longest, origin, total, moment, whole, largest, rise, near, thin,
     strides, RAYS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """The second walk. `near`, `rise` and `thin` are what each ray's distortion, opacity and sparsity count, `whole`
@@ -307,7 +310,7 @@ def _write_density_gradient(
     through = tl.full([RAYS, STEPS], 1.0, tl.float32)
     for k in range(0, longest, STEPS):
         row, m = gpu.tile_rows(start, count, k, STEPS)
-        length, middle, optical = _load_tile(p_logits, p_starts, p_ends, row, m, origin, strides[0])
+        length, middle, optical = _load_tile(p_logits, edges, row, m, origin, strides[0])
         passed, before, weight, lit, through = tile_weights(optical, m, through, 0.0, 0.0, RAYS, STEPS)
         a = a_seen[:, None] + tl.cumsum(weight, 1)
         b = b_seen[:, None] + tl.cumsum(weight * middle, 1)
@@ -326,10 +329,12 @@ def _write_density_gradient(
 
 @launchable(do_not_specialize=["n_rays", "ray_programs"])
 def _rays_kernel(
-    p_logits, p_starts, p_ends, p_offsets, p_kept, p_scale, p_parts, p_grad, n_rays, ray_programs, strides, weights,
-    RAYS: tl.constexpr, STEPS: tl.constexpr,
+    p_logits, p_starts, p_ends, p_left, p_right, p_offsets, p_kept, p_scale, p_parts, p_grad, n_rays, ray_programs,
+    strides, weights, RAYS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """`weights` of distortion over unit, opacity and sparsity; p_parts (programs,): of the loss."""
+    """The distortion counts in the places from p_left to p_right. `weights` of distortion over unit, opacity and
+    sparsity; p_parts (programs,): of the loss."""
+    edges = (p_starts, p_ends, p_left, p_right)
     n_trained = gpu.used_rows(p_kept, n_rays)
     share = 1.0 / tl.maximum(n_trained, 1).to(tl.float32)
     scale = share
@@ -340,10 +345,10 @@ def _rays_kernel(
         i_ray, m_ray, start, count = gpu.ray_tile(p_offsets, tile, n_rays, RAYS)
         longest = tl.max(count, 0)
         m_first = count > 0
-        origin = tl.load(p_starts + start, mask=m_first, other=0.0) + tl.load(p_ends + start, mask=m_first, other=0.0)
+        origin = tl.load(p_left + start, mask=m_first, other=0.0) + tl.load(p_right + start, mask=m_first, other=0.0)
         origin *= 0.5
         total, moment, spread, fog, reach = _ray_sums(
-            p_logits, p_starts, p_ends, start, count, longest, origin, strides[0], RAYS, STEPS
+            p_logits, edges, start, count, longest, origin, strides[0], RAYS, STEPS
         )
         trained = m_ray & (i_ray < n_trained)
         opacity = tl.minimum(tl.maximum(total, LOW), HIGH)
@@ -356,7 +361,7 @@ def _rays_kernel(
             rise = tl.where((total > LOW) & (total < HIGH), counted * weights[1] * (rest - solid), 0.0)
             whole = 2.0 * near * spread + rise * total
             _write_density_gradient(
-                p_logits, p_starts, p_ends, p_grad, start, count, longest, origin, total, moment, whole,
+                p_logits, edges, p_grad, start, count, longest, origin, total, moment, whole,
                 2.0 * near * reach + tl.abs(rise), rise, near, thin, strides, RAYS, STEPS,
             )  # fmt: skip
     tl.store(p_parts + tl.program_id(0), tl.sum(b_loss, 0) * share)
@@ -364,7 +369,7 @@ def _rays_kernel(
 
 class _RayLosses(Node):
     @staticmethod
-    def forward(ctx, raw, samples, rule, scale) -> Tensor:
+    def forward(ctx, raw, samples, places, rule, scale) -> Tensor:
         n_rays, device = samples.n_rays, raw.device
         tile, programs = gpu.ray_grid(raw.shape[0], n_rays, device)
         grad = torch.zeros_like(raw) if ctx.needs_input_grad[0] else None
@@ -372,7 +377,8 @@ class _RayLosses(Node):
         loss = torch.empty((), dtype=torch.float32, device=device)
         if n_rays:
             _rays_kernel[(programs,)](
-                p_logits=raw[:, 3], p_starts=samples.t_starts, p_ends=samples.t_ends, p_offsets=samples.offsets,
+                p_logits=raw[:, 3], p_starts=samples.t_starts, p_ends=samples.t_ends, p_left=places.t_starts,
+                p_right=places.t_ends, p_offsets=samples.offsets,
                 p_kept=samples.n_rays_kept, p_scale=scale, p_parts=parts, p_grad=None if grad is None else grad[:, 3],
                 n_rays=n_rays, ray_programs=programs, strides=(raw.stride(0), 0 if grad is None else grad.stride(0)),
                 weights=(rule.distortion / rule.unit, rule.opacity, rule.sparsity), **tile, num_warps=1,
@@ -384,7 +390,7 @@ class _RayLosses(Node):
     backward = staticmethod(_scale_gradient)
 
 
-def ray_losses(raw, samples, *, rule, gradient_scale) -> Tensor:
+def ray_losses(raw, samples, places, *, rule, gradient_scale) -> Tensor:
     check_kernel_float(raw=raw)
     scale = None if gradient_scale is None else gradient_scale.detach().float()
-    return _RayLosses.apply(raw, samples, rule, scale)
+    return _RayLosses.apply(raw, samples, places, rule, scale)
