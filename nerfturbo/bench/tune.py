@@ -34,9 +34,11 @@ class PeakBytes(TorchDispatchMode):
     """Counts what operations inside the block allocate, until it is freed; what was there before does not count. By the
     storages of tensors: the same on any device, whatever an allocator keeps of earlier work."""
 
+    n_bytes: int | None = 0  # at most; None where nobody counted
+
     def __init__(self) -> None:
         super().__init__()
-        self.n_bytes = self._now = 0
+        self._now = 0
         self._seen: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -46,7 +48,7 @@ class PeakBytes(TorchDispatchMode):
             if storage._cdata not in self._seen and storage._cdata not in before:
                 self._seen.add(storage._cdata)
                 self._now += storage.nbytes()
-                self.n_bytes = max(self.n_bytes, self._now)
+                self.n_bytes = max(self.n_bytes or 0, self._now)
                 weakref.finalize(storage, self._freed, storage._cdata, storage.nbytes())
         return result
 
@@ -55,18 +57,12 @@ class PeakBytes(TorchDispatchMode):
         self._now -= n_bytes
 
 
-class PeakMemory:
-    """Filled in when its block ends: bytes of the device beyond those in use before; None on a CPU unless counted."""
-
-    n_bytes: int | None = None
-
-
 @contextlib.contextmanager
-def peak_memory(device: torch.device, *, count: bool = False) -> Iterator[PeakMemory]:
-    """Measure the most memory that was in use at any moment inside the block. A GPU's allocator knows. On a CPU a
-    process keeps what it has freed, so that its size says more about what ran before: with `count` the tensors of the
-    block are counted instead, which makes its operations slower."""
-    found = PeakMemory()
+def peak_memory(device: torch.device, *, count: bool = False) -> Iterator[PeakBytes]:
+    """Measure the most memory in use at any moment inside the block, beyond what was before. A GPU's allocator knows.
+    On a CPU a process keeps what it has freed, so that its size says more about what ran before: with `count` the
+    tensors of the block are counted instead, which makes its operations slower."""
+    found = PeakBytes()
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -80,10 +76,10 @@ def peak_memory(device: torch.device, *, count: bool = False) -> Iterator[PeakMe
             from ..ops.ngp.cpu import release
 
             release()  # kept for the next step by the last one
-        with PeakBytes() as counted:
+        with found:
             yield found
-        found.n_bytes = counted.n_bytes
     else:
+        found.n_bytes = None
         yield found
 
 

@@ -3,12 +3,11 @@ files, poses of photos or a video."""
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -138,7 +137,7 @@ def _plot(path: Path, splits: dict[str, Scene | None], description: dict[str, An
     from ..data.capture.process import poses_folder
     from ..data.formats.colmap import load_points
     from ..data.scene import UNPOSED
-    from ..evaluation.scene_plot import PlotPoints, plot_scene
+    from ..evaluation.scene_plot import plot_scene
 
     scenes = [scene for scene in splits.values() if scene is not None]
     first, folder = scenes[0], Path(scenes[0].source)
@@ -146,7 +145,7 @@ def _plot(path: Path, splits: dict[str, Scene | None], description: dict[str, An
     points = None
     if cloud is not None and len(cloud.positions) and first.to_original is not None:
         positions = transform_points(cloud.positions, torch.linalg.inv(first.to_original))
-        points = PlotPoints(positions.numpy(), cloud.colors.numpy())
+        points = replace(cloud, positions=positions)
     plot_scene(path, scenes, points, f"{first.name}: {description['format']}")
 
 
@@ -309,7 +308,7 @@ class ProcessArgs:
 
     source: Annotated[Positional[Path], arg(metavar="INPUT")]  # A folder of photos (JPEG, PNG, WebP, TIFF), or a video.
     output: Annotated[Positional[Path], arg(metavar="OUTPUT")]  # The scene folder to write: images/ and sparse/0/.
-    settings: Annotated[ProcessConfig, arg(name="")] = dataclasses.field(default_factory=ProcessConfig)
+    settings: Annotated[ProcessConfig, arg(name="")] = field(default_factory=ProcessConfig)
     json: bool = False  # Print the verdict as one JSON object on stdout.
 
 

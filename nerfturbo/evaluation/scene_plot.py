@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..data.cameras import similarity_scale
+from ..data.formats.colmap import ColmapPoints
 from ..data.scene import Scene
 from ..errors import InputError, refuse
 from ..files import replacing
@@ -22,14 +23,6 @@ _SPLIT_COLORS = {"train": (37, 99, 235), "val": (22, 163, 74), "test": (234, 88,
 _AXES = (("x", (220, 38, 38)), ("y", (22, 163, 74)), ("z", (37, 99, 235)))
 _BOX = (124, 58, 237)
 _EDGES = [(a, a | bit) for a in range(8) for bit in (1, 2, 4) if not a & bit]
-
-
-@dataclass(frozen=True)
-class PlotPoints:
-    """Points on surfaces in the scene's coordinates, with their colours."""
-
-    positions: np.ndarray  # (n, 3)
-    colors: np.ndarray  # (n, 3) uint8
 
 
 @dataclass(frozen=True)
@@ -63,8 +56,8 @@ def check_plot_path(path: Path) -> None:
     refuse(path.is_dir() or not path.absolute().parent.is_dir(), "--plot", "a file in a folder that exists", path)
 
 
-def plot_scene(path: Path, scenes: Sequence[Scene], points: PlotPoints | None, title: str) -> None:
-    """Draw the splits of one scene into a PNG file, which appears when it is whole."""
+def plot_scene(path: Path, scenes: Sequence[Scene], points: ColmapPoints | None, title: str) -> None:
+    """Draw the splits of one scene, and points in its coordinates, into a PNG file, which appears when it is whole."""
     check_plot_path(path)
     canvas = Canvas(WIDTH, HEIGHT, _PAPER)
     for panel in _panels(scenes):
@@ -111,7 +104,7 @@ def _positions(scene: Scene) -> np.ndarray:
     return scene.cameras.positions.detach().cpu().double().numpy()
 
 
-def _drawn(panel: _Panel, scenes: Sequence[Scene], points: PlotPoints | None) -> Canvas:
+def _drawn(panel: _Panel, scenes: Sequence[Scene], points: ColmapPoints | None) -> Canvas:
     """On a canvas of its own, so that nothing leaves the panel."""
     left, top, right, bottom = panel.rectangle
     width, height = right - left, bottom - top
@@ -119,9 +112,9 @@ def _drawn(panel: _Panel, scenes: Sequence[Scene], points: PlotPoints | None) ->
     _draw_grid(canvas, panel, scenes[0])
     if points is not None:
         every = max(1, points.positions.shape[0] // _MOST_POINTS)
-        pixels, depth = panel.project(points.positions[::every])
+        pixels, depth = panel.project(points.positions[::every].numpy())
         order = np.argsort(-depth)  # the nearest last, so that they cover what is behind them
-        canvas.dots(pixels[order], points.colors[::every][order], 1.5 if len(order) < 20_000 else 1.0)
+        canvas.dots(pixels[order], points.colors[::every].numpy()[order], 1.5 if len(order) < 20_000 else 1.0)
     for level in range(min(2, scenes[0].grid_levels)):  # of an unbounded scene the next larger box too
         corners, color = _corners(scenes[0].aabb.scaled(2.0**level)), (*_BOX, 90 if level else 220)
         for edge in _EDGES:
@@ -193,7 +186,7 @@ def _draw_axes(canvas: Canvas, panel: _Panel) -> None:
             canvas.text(end + 9.0 * (end - start) / length, name, color, 14, "mm")
 
 
-def _draw_words(canvas: Canvas, scenes: Sequence[Scene], points: PlotPoints | None, title: str) -> None:
+def _draw_words(canvas: Canvas, scenes: Sequence[Scene], points: ColmapPoints | None, title: str) -> None:
     first = scenes[0]
     levels = first.grid_levels
     low, high = (", ".join(f"{value:.3g}" for value in side) for side in (first.aabb.low, first.aabb.high))

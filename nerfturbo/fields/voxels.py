@@ -231,7 +231,7 @@ def _interpolation(old: VoxelStructure, new: VoxelStructure, empty: float) -> Ca
     def carry(name: str, values: Tensor) -> Tensor:
         if values.shape[:1] != old.nodes.shape:
             return values
-        places = node_positions(new.nodes, new.resolution)
+        places = torch.stack(split_nodes(new.nodes, new.resolution), dim=-1).float() / new.resolution
         flat = values if values.dim() == 2 else values[:, None]
         out = torch.empty(places.shape[0], flat.shape[1], dtype=flat.dtype, device=flat.device)
         index = old.index(empty if name in ("density_table", "density_table.average") else 0.0)
@@ -264,11 +264,6 @@ def split_nodes(nodes: Tensor, resolution: int) -> tuple[Tensor, Tensor, Tensor]
     """x, y and z (int64) of numbered nodes."""
     along, place = resolution + 1, nodes.long()
     return place // (along * along), place // along % along, place % along
-
-
-def node_positions(nodes: Tensor, resolution: int) -> Tensor:
-    """(n, 3) in the unit cube."""
-    return torch.stack(split_nodes(nodes, resolution), dim=-1).float() / resolution
 
 
 def node_keys(x: Tensor, y: Tensor, z: Tensor, resolution: int) -> Tensor:

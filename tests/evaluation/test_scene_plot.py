@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from nerfturbo.data.formats.colmap import ColmapPoints
 from nerfturbo.data.scene import load_scene
 from nerfturbo.errors import InputError
-from nerfturbo.evaluation.scene_plot import HEIGHT, WIDTH, PlotPoints, _frusta, _panels, plot_scene
+from nerfturbo.evaluation.scene_plot import HEIGHT, WIDTH, _frusta, _panels, plot_scene
 
 from ..data import folders
 
@@ -18,7 +20,8 @@ from ..data import folders
 def test_a_plot_shows_cameras_points_and_box(tmp_path: Path) -> None:
     folder = folders.write_colmap(tmp_path / "scene")
     scenes = [load_scene(folder, "train"), load_scene(folder, "test")]
-    red = PlotPoints(np.zeros((1, 3)) + np.array([[0.3, 0.3, 0.3]]), np.array([[255, 0, 0]], dtype=np.uint8))
+    place, color = torch.full((1, 3), 0.3).double(), torch.tensor([[255, 0, 0]]).byte()
+    red = ColmapPoints(place, color, torch.zeros(1).double(), torch.zeros(1, dtype=torch.int64))
     plot_scene(tmp_path / "with.png", scenes, red, "a scene")
     plot_scene(tmp_path / "without.png", scenes, None, "a scene")
     with Image.open(tmp_path / "with.png") as image:
@@ -26,7 +29,7 @@ def test_a_plot_shows_cameras_points_and_box(tmp_path: Path) -> None:
     bare = np.asarray(Image.open(tmp_path / "without.png").convert("RGB")).astype(int)
     assert drawn.shape == (HEIGHT, WIDTH, 3)
     for panel in _panels(scenes):
-        x, y = panel.project(red.positions)[0][0]
+        x, y = panel.project(red.positions.numpy())[0][0]
         patch = drawn[int(y) - 3 : int(y) + 4, int(x) - 3 : int(x) + 4]
         assert (patch[..., 0] - patch[..., 1] > 60).any()
         left, top, right, bottom = panel.rectangle

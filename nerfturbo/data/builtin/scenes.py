@@ -52,12 +52,10 @@ class Light:
     key: Vector = (0.42, -0.50, 0.76)
     spread: float = 0.10
     fill: Vector = (-0.80, -0.25, 0.45)
-    key_color: Vector = (1.42, 1.33, 1.18)
-    fill_color: Vector = (0.22, 0.27, 0.36)
-    sky_color: Vector = (0.42, 0.46, 0.54)
-    floor_color: Vector = (0.26, 0.22, 0.19)
 
 
+# Red, green and blue of the key light, the fill panel, the sky and the floor.
+LIGHT_COLORS = (1.42, 1.33, 1.18, 0.22, 0.27, 0.36, 0.42, 0.46, 0.54, 0.26, 0.22, 0.19)
 Content = tuple[list[Solid], Light]
 
 
@@ -134,8 +132,7 @@ def pack(solids: Sequence[Solid], light: Light) -> Tables:
         for m in materials
     ]
     key, fill = (np.asarray(v) / np.linalg.norm(v) for v in (light.key, light.fill))
-    colors = (*light.key_color, *light.fill_color, *light.sky_color, *light.floor_color)
-    return np.array(rows, float), np.array(looks, float), np.array([*key, light.spread, *fill, *colors], float)
+    return np.array(rows, float), np.array(looks, float), np.array([*key, light.spread, *fill, *LIGHT_COLORS], float)
 
 
 CREAM, INK, CORAL, MUSTARD, TEAL, SAGE = "#f0e2ca", "#1d2a44", "#dd4b32", "#e8a628", "#17747c", "#8fae8b"

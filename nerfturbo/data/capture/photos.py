@@ -58,13 +58,6 @@ def photo_sizes(photos: Sequence[Path]) -> list[tuple[int, int]]:
     return sizes
 
 
-def find_raw(folder: Path) -> list[str]:
-    """Endings of the raw files that cameras left in a folder without photos; none is an empty list."""
-    places = [place for place in (folder, *(folder / name for name in _SUBFOLDERS)) if place.is_dir()]
-    endings = {path.suffix.lower() for place in places for path in place.iterdir() if not path.name.startswith(".")}
-    return sorted(endings.intersection(RAW_ENDINGS))
-
-
 def require_photos(folder: Path) -> list[Path]:
     """As `find_photos`, but a folder without any is an error that says what it holds instead."""
     refuse(not folder.exists(), str(folder), "a folder of photos or a video file", "no such file or folder")
@@ -97,7 +90,9 @@ def copy_photos(
 def what_else(folder: Path) -> tuple[str, str]:
     """(what was found, hint) of a folder without photos."""
     endings = sorted({path.suffix.lower() for path in folder.iterdir() if path.is_file()} - {""})
-    if raw := find_raw(folder):
+    places = [place for place in (folder, *(folder / name for name in _SUBFOLDERS)) if place.is_dir()]
+    files = (path for place in places for path in place.iterdir() if not path.name.startswith("."))
+    if raw := sorted({path.suffix.lower() for path in files}.intersection(RAW_ENDINGS)):
         return f"{', '.join(raw)} files", CONVERT_RAW
     if videos := sorted(path.name for path in folder.iterdir() if is_video(path)):
         return f"the video {videos[0]}", f"name the file itself: {folder / videos[0]}"
