@@ -103,7 +103,7 @@ def test_3_a_field_of_ones_own_is_trained_rendered_and_exported(tmp_path: Path, 
     example.COMMANDS = (f"{train} {small} --eval-views 4", *others)
     example.main("seesaw", 80, 8, run)
     metrics = json.loads((run / "metrics.json").read_text())
-    assert metrics["psnr"] > metrics["baselines"]["constant_psnr"], metrics
+    assert metrics["psnr"] > metrics["baselines"]["constant_psnr"] + 2.0, metrics
     with Image.open(run / "orbit.gif") as video:
         first = np.asarray(video.convert("RGB"), dtype=float)
         video.seek(5)

@@ -10,18 +10,18 @@ from pathlib import Path
 
 from ..errors import refuse
 
-# {cases} says by what stands before the cursor, in `line`, which words may come, in `found`.
+# {cases} says by what stands before the cursor, in `line`, which words may come, in `found`; flags after a dash only.
 BASH = """_nerfturbo() {{
-  local line="${{COMP_WORDS[*]:1:COMP_CWORD-1}}" found
+  local line="${{COMP_WORDS[*]:1:COMP_CWORD-1}}" word="${{COMP_WORDS[COMP_CWORD]}}" found
 {cases}
-  COMPREPLY=($(compgen -W "$found" -- "${{COMP_WORDS[COMP_CWORD]}}"))
+  COMPREPLY=($(compgen -W "$found" -X "$([[ $word == -* ]] || echo '-*')" -- "$word"))
 }}
 complete -o default -F _nerfturbo nerfturbo
 """
 ZSH = """#compdef nerfturbo
 local line="${{words[2,CURRENT-1]}}" found
 {cases}
-compadd -- ${{=found}} || _files
+[[ $PREFIX == -* ]] && compadd -- ${{=found}} || compadd -F '(-*)' -- ${{=found}} || _files
 """
 FISH = """function __nerfturbo_words
   set -l line (commandline -opc)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import re
+import select
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -50,7 +55,9 @@ def test_bash_completes_commands_subcommands_and_flags(home: Path, capsys) -> No
     assert complete(script, "export", "m") == ["mesh"]
     assert complete(script, "export", "mesh", "--fa") == ["--faces"]
     assert complete(script, "train", "scene", "--train.b") == ["--train.batch-samples"]
-    assert complete(script, "train", "fox") == []  # and then, by -o default, files
+    for word in ("fox", ""):
+        assert complete(script, "train", word) == []  # and then, by -o default, files
+    assert set(complete(script, "train", "-")) >= set(FLAGS["train"])
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
@@ -58,8 +65,50 @@ def test_other_shells_have_the_same_words(home: Path, shell: str) -> None:
     assert completion.install([shell], VERBS, show_help) == 0
     text = (home / FILES[shell]).read_text()
     assert all(word in text for word in ("export mesh", "--faces", "cameras grid mesh onnx points web", "batch bench"))
-    if shutil.which(shell):
-        subprocess.run([shell, "-n", home / FILES[shell]], check=True)
+
+
+TYPED = {
+    "tr": "train",
+    "export m": "export mesh",
+    "export mesh --fa": "export mesh --faces",
+    "train scene --train.b": "train scene --train.batch-samples",
+    "train pho": "train photos/",
+}
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_completes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    completion.install(["fish"], VERBS, show_help)
+    (home / "photos").mkdir()
+    (home / "nerfturbo").touch(mode=0o755)  # fish completes only commands that are there
+    monkeypatch.setenv("PATH", str(home), prepend=":")
+    for typed, line in TYPED.items():
+        command = ["fish", "-c", f"complete -C 'nerfturbo {typed}'"]
+        done = subprocess.run(command, cwd=home, capture_output=True, text=True, check=True)
+        assert done.stdout.split() == line.split()[-1:], (typed, done)
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_zsh_completes(home: Path) -> None:
+    """Typed into a terminal, for zsh completes nowhere else; the command says what it was given."""
+    completion.install(["zsh"], VERBS, show_help)
+    (home / "photos").mkdir()
+    start = "fpath+=~/.zfunc; autoload -Uz compinit; compinit -u"  # as the command says; -u: asks nothing
+    (home / ".zshrc").write_text(start + '; nerfturbo() { print -r -- "given($*)" }; PS1=ready:\n')
+    typed = TYPED | {"train ": "train photos/"}  # after a space come files, and no flags
+    pending = [*(f"nerfturbo {line}\t\n" for line in typed), "exit\n"]
+    screen, keyboard = pty.openpty()
+    environment = os.environ | {"TERM": "dumb", "ZDOTDIR": str(home)}
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), keyboard)
+    shell = subprocess.Popen(["zsh", "-i"], cwd=home, env=environment, start_new_session=True, **streams)
+    said, seen, until = "", 0, time.monotonic() + 60.0
+    while (shell.poll() is None and time.monotonic() < until) or select.select([screen], [], [], 0.0)[0]:
+        said += os.read(screen, 4096).decode() if select.select([screen], [], [], 0.1)[0] else ""
+        if pending and said.find("ready:", seen) >= 0:
+            seen = len(said)
+            os.write(screen, pending.pop(0).encode())
+    shell.kill()
+    assert re.findall(r"given\((.*?)\)", said) == [line.rstrip("/") for line in typed.values()], said
 
 
 def test_the_shell_that_runs_is_taken_and_its_folder_may_be_elsewhere(home: Path, monkeypatch, capsys) -> None:

@@ -129,7 +129,9 @@ const spy = (of, name, tell) => {
     of[name] = function (...all) { log.push(tell(all)); return real.apply(this, all); };
 };
 spy(prototype, "shaderSource", ([, text]) => text.includes("vec3 network(") ? "network" : "plain");
-spy(prototype, "texSubImage3D", ([,,,,, size]) => size === 8 ? "block" : "index");
+spy(HTMLCanvasElement.prototype, "getContext", () => "graphics");
+const here = (index) => index.filter((value, i) => i % 4 === 3 && value === 0).length;
+spy(prototype, "texSubImage3D", ([,,,,, size, ...rest]) => size === 8 ? "block" : `${here(rest.at(-1))} here`);
 spy(performance, "mark", ([name]) => name);
 window.requestAnimationFrame = (draw) => setTimeout(draw, 500);"""
 
@@ -141,11 +143,16 @@ def test_the_first_picture_waits_for_nothing_it_does_not_need(
     path = tmp_path / "ball.html"
     write_page(path, make_result(baked), make_cameras(), PageFacts("ball", None, 1.0))
     text = path.read_text("utf-8")
+    assert text.index("data:image/jpeg") < text.index('id="chunk-0"')
     assert text.index('id="chunk-1-end"') < text.index("<script>\n(() => {") < text.index('id="chunk-2"')
     page = open_page(browser, path.as_uri(), script=SPY)
     said = page.evaluate("said")
     before, after = said[: said.index("first-picture")], said[said.index("first-picture") :]
+    assert before.index("still") < before.index("graphics")  # which nothing is painted beside, while they start
     assert before.count("block") == 16 and "network" not in before  # what is seen most, without reflections
+    told = [word for word in said if word.endswith("here")]  # rays leap over the others
+    assert told[:2] == ["0 here", "16 here"] == [word for word in before if word.endswith("here")]
+    assert told[-1] == f"{baked.blocks.n_blocks} here"
     assert after.count("block") == 2 * baked.blocks.n_blocks - 16 > 16 and after.count("network") == 1
     assert page.failures == []
     page.context.close()
@@ -319,7 +326,8 @@ def test_the_phone_shows_it_too(opened) -> None:
 def test_a_still_of_the_first_view_stands_there_until_the_page_draws(browser, file: Path) -> None:
     """It covers the window as the page's own picture does, and goes when that comes. A link asks for another view."""
     never = "window.requestAnimationFrame = () => 0;"  # graphics that take their time
-    page = open_page(browser, file.as_uri(), script=never)
+    once = "let left = 1, real = requestAnimationFrame; window.requestAnimationFrame = (f) => left-- > 0 ? real(f) : 0;"
+    page = open_page(browser, file.as_uri(), script=once)
     still = page.locator("#still")
     still.wait_for(state="visible")
     box, window = still.bounding_box(), page.viewport_size

@@ -53,15 +53,14 @@ def write_page(path: Path, result: BakeResult, cameras: Cameras, facts: PageFact
     """Write the page, whole or not at all, and return the bytes of all its files. With `split`, `path` is a folder."""
     scene = header(result.baked) | {
         "chunks": [chunk.describe() for chunk in result.chunks],
-        "camera": (view := _first_view(result, cameras)),
-        "still": _still(result.baked, view),
+        "camera": _first_view(result, cameras),
         "folder": DATA_FOLDER if split else None,
     }
     told = {"name": facts.name, "seconds": facts.seconds} | ({} if facts.score is None else asdict(facts.score))
     others = result.data_bytes + sum(len(_source(name).encode("utf-8")) for name in MODULES) if split else 0
-    size, page = 0, b""
+    size, page, still = 0, b"", _still(result.baked, scene["camera"])
     for _ in range(3):  # the page says how large it is, which makes it a few digits larger
-        page = render_page(scene | {"facts": told | {"bytes": size}}, result.chunks, split=split)
+        page = render_page(scene | {"facts": told | {"bytes": size}}, result.chunks, still, split=split)
         size = len(page) + others
     if not split:
         write_atomically(path, page)
@@ -76,7 +75,7 @@ def write_page(path: Path, result: BakeResult, cameras: Cameras, facts: PageFact
     return size
 
 
-def render_page(scene: dict[str, Any], chunks: Sequence[Chunk], *, split: bool = False) -> bytes:
+def render_page(scene: dict[str, Any], chunks: Sequence[Chunk], still: str = "", *, split: bool = False) -> bytes:
     """index.html with everything that belongs into it."""
     # "<" is escaped so that no text of the scene can end the script element it stands in.
     blob = json.dumps(finite(scene), allow_nan=False).replace("<", "\\u003c")
@@ -91,6 +90,7 @@ def render_page(scene: dict[str, Any], chunks: Sequence[Chunk], *, split: bool =
         "/*POLICY*/": _POLICY.format(script, connect),
         "/*TITLE*/": html.escape(scene["facts"]["name"]),
         "/*STYLE*/": _source("style.css"),
+        "/*STILL*/": still,
         "/*SCENE*/": blob,
         "/*FIRST*/": "\n".join(inline[:FIRST_CHUNKS]),
         "/*SCRIPTS*/": scripts,
@@ -139,9 +139,9 @@ def _first_view(result: BakeResult, cameras: Cameras) -> dict[str, Any]:
     return look | {"fieldOfView": 2.0 * math.atan(0.5 * size / focal)}
 
 
-def _still(baked: Baked, view: dict[str, Any]) -> str | None:
+def _still(baked: Baked, view: dict[str, Any]) -> str:
     """The first view as the page will draw it, as the source of an <img> that stands there until it has: a square
-    around the shorter side of a window, REACH times as wide. None where a camera looks straight up or down."""
+    around the shorter side of a window, REACH times as wide. Empty where a camera looks straight up or down."""
     size, buffer = torch.tensor([[STILL, STILL]]), io.BytesIO()
     focal = torch.full((1, 2), 0.5 * STILL / REACH / math.tan(0.5 * view["fieldOfView"]))
     with contextlib.suppress(InputError):
@@ -149,6 +149,7 @@ def _still(baked: Baked, view: dict[str, Any]) -> str | None:
         picture = reference.render_page(baked, Cameras(pose, focal, 0.5 * size, size), 0).rgb
         Image.fromarray(to_bytes(picture).cpu().numpy()).save(buffer, "JPEG", quality=80)
         return data_uri("image/jpeg", buffer.getvalue())
+    return ""
 
 
 def _source(name: str) -> str:

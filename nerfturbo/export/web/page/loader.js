@@ -119,10 +119,11 @@ export class Blocks {
     return [slot % nx, Math.floor(slot / nx) % ny, Math.floor(slot / (nx * ny))];
   }
 
-  // The index texture: place in the atlas, and for what is empty how many blocks may be leapt over.
+  // The index texture: place in the atlas, and for what is empty how many blocks may be leapt over; what has not
+  // arrived counts as empty.
   index() {
     const [nx, ny, nz] = this.scene.blocks;
-    const result = new Uint8Array(this.slots.length * 4);
+    const result = (this.entries = new Uint8Array(this.slots.length * 4));
     const perLevel = nx * ny * nz;
     for (let level = 0; level < this.scene.levels; level++) {
       const slots = this.slots.subarray(level * perLevel, (level + 1) * perLevel);
@@ -130,10 +131,18 @@ export class Blocks {
       for (let i = 0; i < perLevel; i++) {
         const at = (level * perLevel + i) * 4;
         if (slots[i] >= 0) result.set(this.place(slots[i]), at);
-        result[at + 3] = skips[i];
+        result[at + 3] = Math.max(skips[i], 1);
       }
     }
     return result;
+  }
+
+  // The index with the texels of blocks first..last.
+  arrived(first, last) {
+    for (let i = 0; i < this.slots.length; i++) {
+      if (this.slots[i] >= first && this.slots[i] < last) this.entries[i * 4 + 3] = 0;
+    }
+    return this.entries;
   }
 
   neighbours(slot) {

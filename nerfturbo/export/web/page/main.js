@@ -10,9 +10,8 @@ import { bindButtons, fillPanel, press, showError, showProgress, showSpeed, toas
 const BACKGROUNDS = [[1, 1, 1], [0, 0, 0], [0.5, 0.5, 0.5]];
 const FIRST_PARTS = 2; // where the blocks lie, and those that are seen most
 const LONGEST_WAIT = 3000; // milliseconds that loading waits for the first picture
+const STILL_WAIT = 10000; // and graphics for the still: until a browser paints at all, there is nothing to draw on
 const MAX_RATIO = 2; // device pixels per CSS pixel that are drawn
-
-class Refused extends SceneError {}
 
 class Page {
   constructor(scene, blocks) {
@@ -158,6 +157,7 @@ class Page {
       } else {
         if (chunk.kind === "features") shaded ??= this.renderer.compile(true);
         this.renderer.setTexels(chunk.kind, content, this.blocks, chunk.first, chunk.last);
+        if (chunk.kind === "base") this.renderer.setIndex(this.blocks.arrived(chunk.first, chunk.last));
         if (!this.hasTexels) await this.firstPicture();
         if (chunk.last === this.blocks.count) delete this.blocks.texels[chunk.kind]; // the textures have them
       }
@@ -194,53 +194,22 @@ async function* unpacked(scene, blocks) {
   }
 }
 
-function missing() {
-  if (typeof DecompressionStream === "undefined") {
-    return ["This browser is too old for the scene", "It cannot unpack data (DecompressionStream): Chrome 80, Firefox 113 and Safari 16.4 or newer can."];
-  }
-  return null;
-}
-
-function missingGraphics() {
-  if (!document.createElement("canvas").getContext("webgl2")) {
-    return ["This browser cannot show the scene", "It has no WebGL2, or graphics acceleration is switched off. Current Chrome, Edge, Firefox and Safari have it."];
-  }
-  return null;
-}
-
-// The first view as it was when the page was made, until there is a picture of its own. A link shows another view.
-function showStill(scene) {
-  if (!scene.still || location.hash) return;
-  const still = document.getElementById("still");
-  still.src = scene.still;
-  still.hidden = false;
-  still.decode().then(() => requestAnimationFrame(() => performance.mark("still")), () => {});
-}
-
-function refuse(lacking) {
-  if (!lacking) return;
-  showError(...lacking);
-  throw new Refused(lacking.join(": "));
-}
-
 export async function start() {
   try {
-    refuse(missing());
+    if (typeof DecompressionStream === "undefined") throw new SceneError("This browser is too old. It cannot unpack data (DecompressionStream): Chrome 80, Firefox 113 and Safari 16.4 or newer can.");
     const scene = JSON.parse(document.getElementById("scene").textContent);
-    showStill(scene);
     const blocks = new Blocks(scene);
     const parts = unpacked(scene, blocks);
     // Graphics start in a process of their own, and who asks for them waits: what the first picture needs comes before.
     const first = [];
     while (first.length < Math.min(FIRST_PARTS, scene.chunks.length)) first.push((await parts.next()).value);
-    refuse(missingGraphics());
+    await Promise.race([stillShown, new Promise((resolve) => setTimeout(resolve, document.hidden ? 0 : STILL_WAIT))]);
     const page = new Page(scene, blocks);
     window.nerfturbo.page = page;
     await page.load(first, parts);
     return page;
   } catch (error) {
-    const told = error instanceof Refused;
-    if (!told) showError("The scene cannot be shown", error instanceof SceneError ? error.message : `${error.name}: ${error.message}`);
+    showError("The scene cannot be shown", error instanceof SceneError ? error.message : `${error.name}: ${error.message}`);
     throw error;
   }
 }

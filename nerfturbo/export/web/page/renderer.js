@@ -9,7 +9,7 @@ export class Renderer {
   constructor(canvas, scene, atlas) {
     const options = { antialias: false, alpha: false, depth: false, stencil: false, powerPreference: "high-performance" };
     const gl = canvas.getContext("webgl2", options);
-    if (!gl) throw new SceneError("no WebGL2");
+    if (!gl) throw new SceneError("This browser has no WebGL2, or graphics acceleration is switched off. Current Chrome, Edge, Firefox and Safari have it.");
     this.gl = gl;
     this.scene = scene;
     this.atlas = atlas;
@@ -18,11 +18,6 @@ export class Renderer {
     const integers = [gl.TEXTURE_3D, 1, gl.RGBA8UI, scene.blocks[0], scene.blocks[1], scene.blocks[2] * scene.levels];
     this.texels = atlas.map((blocks) => blocks * BLOCK);
     this.textures = { blocks: this.texture(0, integers, gl.NEAREST) };
-    for (const [unit, name] of [[1, "base"], [2, "features"]]) {
-      const size = name === "base" || scene.network ? this.texels : [1, 1, 1];
-      this.textures[name] = this.texture(unit, [gl.TEXTURE_3D, 1, gl.RGBA8, ...size], gl.LINEAR);
-    }
-    if (gl.getError() === gl.OUT_OF_MEMORY) throw new SceneError("this device has too little graphics memory for the scene");
     this.use(this.compile(false));
   }
 
@@ -79,6 +74,7 @@ export class Renderer {
     for (const axis of ["S", "T", "R"]) gl.texParameteri(gl.TEXTURE_3D, gl[`TEXTURE_WRAP_${axis}`], gl.CLAMP_TO_EDGE);
     gl.texParameteri(gl.TEXTURE_3D, gl.TEXTURE_MIN_FILTER, filter);
     gl.texParameteri(gl.TEXTURE_3D, gl.TEXTURE_MAG_FILTER, filter);
+    if (gl.getError() === gl.OUT_OF_MEMORY) throw new SceneError("this device has too little graphics memory for the scene");
     return texture;
   }
 
@@ -97,7 +93,9 @@ export class Renderer {
   // Blocks first..last of `texels`, which holds all of them one after the other.
   setTexels(kind, texels, blocks, first, last) {
     const { gl } = this;
-    gl.activeTexture(kind === "base" ? gl.TEXTURE1 : gl.TEXTURE2);
+    const unit = kind === "base" ? 1 : 2;
+    this.textures[kind] ??= this.texture(unit, [gl.TEXTURE_3D, 1, gl.RGBA8, ...this.texels], gl.LINEAR);
+    gl.activeTexture(gl.TEXTURE0 + unit);
     for (let slot = first; slot < last; slot++) {
       const [x, y, z] = blocks.place(slot).map((at) => at * BLOCK);
       gl.texSubImage3D(gl.TEXTURE_3D, 0, x, y, z, BLOCK, BLOCK, BLOCK, gl.RGBA, gl.UNSIGNED_BYTE, texels, slot * 2048);
