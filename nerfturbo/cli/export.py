@@ -1,4 +1,4 @@
-"""`nerfturbo export mesh|points|grid|onnx|cameras|web RUN OUT`: what other programs and browsers can open."""
+"""`nerfturbo export KIND RUN OUT`: what other programs and browsers can open."""
 
 from __future__ import annotations
 
@@ -199,6 +199,25 @@ def cameras(argv: Sequence[str]) -> int:
         return {"cameras": written, "learned": refined, **changes}, [said]
 
     return _export(args, work)
+
+
+@dataclass(frozen=True)
+class NerfstudioArgs(ExportArgs):
+    """Write a folder for nerfstudio's tools: transforms.json, camera_path.json and dataparser_transforms.json."""
+
+
+def nerfstudio(argv: Sequence[str]) -> int:
+    args = parse(NerfstudioArgs, argv, "export nerfstudio")
+    from ..evaluation.camera_path import capture_path
+    from ..export.cameras import write_nerfstudio
+
+    def work(opened: OpenRun, display: Display) -> Made:
+        train, test = _plain_scenes(opened, display)
+        path, _ = capture_path(train.cameras, opened.model.bounds.aabb.center, 60)
+        written = write_nerfstudio(args.out, [train, test], path)
+        return {"cameras": written}, [f"{written} cameras, a path of {len(path)}"]
+
+    return _export(args, work, folder=True)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from ..data.images import to_bytes
 from ..data.scene import Scene
 from ..errors import refuse
 from ..evaluation.evaluate import WHITE, choose_views, truth_image
+from ..evaluation.images import pixels_of
 from ..evaluation.metrics import mean_psnr, psnr
 from ..files import replacing, write_atomically
 from ..rendering.model import NerfModel
@@ -88,15 +89,15 @@ def _towards_cameras(mesh: Mesh, points: Tensor, normals: Tensor, cameras: Camer
     some, total = cameras[torch.tensor(choose_views(len(cameras), MAX_CAMERAS))].to("cpu"), torch.zeros_like(points)
     for index in range(len(some)):
         camera = some[index]
-        width, height = camera.size[0].tolist()
         found, depths = see(mesh.vertices, mesh.faces, camera)
         surface = torch.full_like(found.weights[:, 0], torch.inf)
         hit = found.face >= 0
         surface[hit] = (depths[mesh.faces[found.face[hit]]] * found.weights[hit]).sum(-1)
-        pixels, ahead = camera.project(torch.zeros(len(points), dtype=torch.int64), points)
-        column, row = pixels.nan_to_num(-1.0).clamp(-1.0, 1e6).floor().long().unbind(-1)
-        inside = (ahead > 0.0) & (column >= 0) & (column < width) & (row >= 0) & (row < height)
-        nearest = surface[row.clamp(0, height - 1) * width + column.clamp(0, width - 1)]
+        row, column, inside = pixels_of(camera, points)
+        nearest, ahead = (
+            surface[row * int(camera.size[0, 0]) + column],
+            (points - camera.positions[0]) @ camera.forward[0],
+        )
         towards = F.normalize(camera.positions[0] - points, dim=-1)
         facing = (towards * normals).sum(-1).clamp_min(0.0)
         total += towards * (facing**2 * (inside & (ahead < nearest * (1.0 + SLACK))))[:, None]
