@@ -23,6 +23,7 @@ _HOMES = {
     "fields": ["HashDensity", "InstantNGP", "VanillaNeRF"],
     "rendering": ["color_loss", "distortion_loss", "ray_marching", "render_image", "render_rays", "volume_rendering"],
     "training": ["MixedPrecision", "Trainer", "load_model"],
+    "viewer.notebook": ["show"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 _RENAMED: dict[str, str] = {}  # old name: new name; kept for two minor versions
@@ -32,7 +33,8 @@ _MOVED += ("packed_cumsum", "packed_sum", "ray_aabb", "spherical_harmonics")  # 
 __all__ = ["Aabb", "Cameras", "Config", "HashDensity", "InputError", "InstantNGP", "MixedPrecision", "NerfturboError"]
 __all__ += ["OccupancyGrid", "PackedSamples", "ProposalEstimator", "RaySpan", "Rays", "RenderOutput", "Scene"]
 __all__ += ["Trainer", "VanillaNeRF", "color_loss", "contract", "distortion_loss", "load_model", "load_scene", "ops"]
-__all__ += ["preset", "ray_marching", "render_image", "render_rays", "uncontract", "use_backend", "volume_rendering"]
+__all__ += ["preset", "ray_marching", "render_image", "render_rays", "show", "uncontract", "use_backend"]
+__all__ += ["volume_rendering"]
 
 if TYPE_CHECKING:
     from . import ops
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from .sampling import OccupancyGrid, ProposalEstimator, RaySpan, contract, uncontract
     from .training import MixedPrecision, Trainer, load_model
     from .types import Aabb, PackedSamples, Rays, RenderOutput
+    from .viewer.notebook import show
 
 
 def __getattr__(name: str) -> Any:

@@ -44,6 +44,7 @@ SURFACE = [
     "ray_marching",
     "render_image",
     "render_rays",
+    "show",
     "uncontract",
     "use_backend",
     "volume_rendering",

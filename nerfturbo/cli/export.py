@@ -1,4 +1,4 @@
-"""`nerfturbo export mesh|points|grid|onnx|cameras|web RUN OUT`: what other programs and browsers can open."""
+"""`nerfturbo export KIND RUN OUT`: what other programs and browsers can open."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from .progress import Display, duration
 
 if TYPE_CHECKING:
     from ..data.scene import Scene
+    from ..export.mesh import Mesh
+    from ..rendering.model import NerfModel
     from ..types import Aabb
 
 PHONE_MB = 8.0
@@ -54,28 +56,58 @@ class MeshArgs(BoxArgs):
     """Axis that points up, or file for the scene's own axes; unless given, y in a .glb and the scene's in others."""
     keep_hidden: bool = False
     """Keep surfaces that no camera of training sees: undersides, and the inside of solid things."""
+    texture: bool = False
+    """Bake a texture: writes OUT as .glb and as .obj with .mtl and .png, of 100,000 triangles unless --faces is given,
+    and compares pictures of it with the test photos."""
+    texture_size: Number = 2048  # Texels along each side of the texture.
 
 
 def mesh(argv: Sequence[str]) -> int:
     args = parse(MeshArgs, argv, "export mesh")
     from ..export.mesh import MeshSettings, check_mesh_path, extract_mesh, voxel_size, write_mesh
+    from ..export.texture import FACES, check_texture_path
 
-    settings = MeshSettings(args.resolution, args.density, args.faces)
+    files = check_texture_path(args.out, args.texture_size) if args.texture else [args.out]
+    settings = MeshSettings(args.resolution, args.density, FACES if args.texture and args.faces is None else args.faces)
     check_mesh_path(args.out, settings)
+    for file in files:
+        check_new(file, overwrite=args.overwrite)
 
     def work(opened: OpenRun, display: Display) -> Made:
         voxel, box = voxel_size(opened.model, args.resolution), _box(args, opened, display)
-        train = _plain_scene(opened, display)
+        train, test = _plain_scenes(opened, display)
         display.phase("extracting the surface")
         cameras = None if args.keep_hidden else train.cameras
         made = extract_mesh(opened.model, box, settings, cameras=cameras, progress=display.update)
-        display.phase("writing")
-        write_mesh(args.out, made, train.to_original, up=args.up)
         counts = {"vertices": made.vertices.shape[0], "faces": made.faces.shape[0]}
         document = counts | {"voxel": voxel, "low": list(box.low), "high": list(box.high)}
-        return document, [f"{counts['vertices']} corners, {counts['faces']} triangles"]
+        said = [f"{counts['vertices']} corners, {counts['faces']} triangles"]
+        if args.texture:
+            more, lines = _texture(args, opened.model, display, made, (train, test))
+            return document | more | {"files": [str(file) for file in files]}, said + lines
+        display.phase("writing")
+        write_mesh(args.out, made, train.to_original, up=args.up)
+        return document, said
 
     return _export(args, work)
+
+
+def _texture(args: MeshArgs, model: NerfModel, display: Display, made: Mesh, scenes: tuple[Scene, Scene]) -> Made:
+    """Bake, compare and write; what to add to what is said of the mesh."""
+    from ..export.mesh import COLOR_REACH, voxel_size
+    from ..export.texture import bake_texture, score_texture, write_textured
+
+    train, test = scenes
+    display.phase("baking the texture")
+    reach = COLOR_REACH * voxel_size(model, args.resolution)
+    options = {"size": args.texture_size, "reach": reach, "progress": display.update}
+    textured = bake_texture(model, made, train.cameras, **options)
+    display.phase("comparing with the test photos")
+    found = score_texture(textured, test, progress=display.update)
+    display.phase("writing")
+    write_textured(args.out, textured, train.to_original, up=args.up)
+    where = "" if found.whole else f", where it covers them: {100 * found.covered:.0f}%"
+    return {"texture": asdict(found)}, [f"  {found.psnr:.2f} dB against {found.views} test photos{where}"]
 
 
 @dataclass(frozen=True)
@@ -92,7 +124,7 @@ def points(argv: Sequence[str]) -> int:
     check_points_path(args.out, args.points)
 
     def work(opened: OpenRun, display: Display) -> Made:
-        box, train = _box(args, opened, display), _plain_scene(opened, display)
+        box, (train, _) = _box(args, opened, display), _plain_scenes(opened, display)
         display.phase("rendering depths")
         cloud = extract_points(opened.model, train.cameras, box, args.points, progress=display.update)
         write_points(args.out, cloud, train.to_original)
@@ -114,7 +146,7 @@ def grid(argv: Sequence[str]) -> int:
     check_ending(args.out, ".npz")
 
     def work(opened: OpenRun, display: Display) -> Made:
-        write_grid(args.out, opened.model.grid, _plain_scene(opened, display).to_original)
+        write_grid(args.out, opened.model.grid, _plain_scenes(opened, display)[0].to_original)
         config, share = opened.config.grid, float(opened.model.grid.occupied_fraction())
         document = {"levels": config.levels, "resolution": config.resolution, "occupied_fraction": share}
         return document, [f"{config.levels} x {config.resolution}^3 cells, {100 * share:.1f}% of them occupied"]
@@ -167,6 +199,25 @@ def cameras(argv: Sequence[str]) -> int:
         return {"cameras": written, "learned": refined, **changes}, [said]
 
     return _export(args, work)
+
+
+@dataclass(frozen=True)
+class NerfstudioArgs(ExportArgs):
+    """Write a folder for nerfstudio's tools: transforms.json, camera_path.json and dataparser_transforms.json."""
+
+
+def nerfstudio(argv: Sequence[str]) -> int:
+    args = parse(NerfstudioArgs, argv, "export nerfstudio")
+    from ..evaluation.camera_path import capture_path
+    from ..export.cameras import write_nerfstudio
+
+    def work(opened: OpenRun, display: Display) -> Made:
+        train, test = _plain_scenes(opened, display)
+        path, _ = capture_path(train.cameras, opened.model.bounds.aabb.center, 60)
+        written = write_nerfstudio(args.out, [train, test], path)
+        return {"cameras": written}, [f"{written} cameras, a path of {len(path)}"]
+
+    return _export(args, work, folder=True)
 
 
 @dataclass(frozen=True)
@@ -257,13 +308,13 @@ def _say_page(made: dict[str, Any], *, split: bool) -> list[str]:
     return [*lines, "  serve the folder, say by python -m http.server" if split else "  open it in a browser"]
 
 
-def _plain_scene(opened: OpenRun, display: Display) -> Scene:
-    """The training views; exports in the scene's coordinates refuse those that were bent."""
+def _plain_scenes(opened: OpenRun, display: Display) -> tuple[Scene, Scene]:
+    """The views; exports in the scene's coordinates refuse those that were bent."""
     from ..data.placement import require_plain
 
-    train, _ = opened.views(display)
+    train, test = opened.views(display)
     require_plain(train.cameras.ndc, str(opened.run.path))
-    return train
+    return train, test
 
 
 def _chosen_box(args: BoxArgs, opened: OpenRun, display: Display) -> tuple[Aabb, str] | None:

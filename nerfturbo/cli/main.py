@@ -36,6 +36,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "export points": ("export", "points", "write a point cloud of a run with colours and normals: .ply"),
     "export grid": ("export", "grid", "write the occupancy grid of a run: .npz"),
     "export cameras": ("export", "cameras", "write the cameras of a run, as they were learned: .json"),
+    "export nerfstudio": ("export", "nerfstudio", "write the cameras and a path of a run for nerfstudio: a folder"),
     "export onnx": ("export", "onnx", "write the field of a run for other inference engines: .onnx"),
     "export web": ("export", "web", "write a page that shows a run in any browser, in real time: .html"),
     "scene info": ("scene", "info", "say what a scene folder holds"),

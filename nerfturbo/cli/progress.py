@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-PLAIN_SECONDS = 5.0  # between plain lines
+    from ..viewer.notebook import Bar
+
+PLAIN_SECONDS, BAR_SECONDS = 5.0, 0.25  # between plain lines, between pictures of a bar
 LOGGER = "nerfturbo"
 
 _started = time.monotonic()
@@ -67,6 +69,11 @@ class Display:
 
 def open_display() -> Display:
     """The display that fits where stderr goes."""
+    if "ipykernel" in sys.modules:
+        from ..viewer.notebook import open_bar
+
+        if bar := open_bar():
+            return PlainDisplay(bar)
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)
@@ -109,27 +116,31 @@ def showing() -> Iterator[Display]:
 
 
 class PlainDisplay(Display):
-    """A line per phase, and one every few seconds in between."""
+    """A line per phase, and one every few seconds in between; or a bar below the cell of a notebook."""
 
-    def __init__(self) -> None:
-        self._phase, self._last, self._started = "", 0.0, time.monotonic()
+    def __init__(self, bar: "Bar | None" = None) -> None:
+        self._phase, self._last, self._started, self._bar = "", 0.0, time.monotonic(), bar
 
     def phase(self, text: str) -> None:
         super().phase(text)
         self._phase, self._last = text, time.monotonic()
-        self.note(text)
+        self._bar(0.0, text) if self._bar else self.note(text)
 
     def note(self, text: str) -> None:
         print(f"[{time.monotonic() - self._started:6.1f} s] {text}", file=sys.stderr, flush=True)
 
     def update(self, fraction: float, *, eta: float | None = None, record: dict[str, Any] | None = None) -> None:
-        if time.monotonic() - self._last < PLAIN_SECONDS:
+        if time.monotonic() - self._last < (BAR_SECONDS if self._bar else PLAIN_SECONDS):
             return
         self._last, eta = time.monotonic(), self.left(fraction) if eta is None else eta
         parts = [f"{self._phase}: {100.0 * fraction:.0f}%"]
         parts += [] if record is None else [f"step {record['step']}", *describe(record)]
         parts += [] if eta is None else [f"{duration(eta)} left"]
-        self.note(", ".join(parts))
+        self._bar(fraction, ", ".join(parts)) if self._bar else self.note(", ".join(parts))
+
+    def close(self) -> None:
+        if self._bar:
+            self._bar(1.0, "")
 
 
 class RichDisplay(Display):

@@ -41,6 +41,9 @@ class RenderArgs(PictureArgs):
     """auto (an orbit, an arc or a walk, as the images were taken), orbit (a turn about the scene), spiral, interpolate
     (through the training cameras), still (the camera of one test view, while time moves), train or test (the images'
     own cameras), or a camera path in nerfstudio's format, FILE.json."""
+    dataparser: Annotated[Path | None, arg(metavar="FILE")] = None
+    """The dataparser_transforms.json of the nerfstudio run whose viewer wrote FILE.json; the one beside it unless
+    given."""
     view: Annotated[int, arg(metavar="I")] = 0  # Which test view's camera stands still.
     frames: Count = None  # Number of frames: 60, or all there are of train, test and FILE.json, unless given.
     only: Annotated[tuple[str, ...], arg(metavar="I|I-J")] = ()
@@ -83,6 +86,7 @@ def _check(args: RenderArgs) -> None:
         raise InputError("--path", "one of " + ", ".join(PATHS) + ", or a file ending in .json", repr(args.path))
     if args.path not in PATHS and not Path(args.path).is_file():
         raise InputError("--path", "a camera path", f"no such file {args.path}")
+    refuse(args.dataparser is not None and args.path in PATHS, "--dataparser", "a --path FILE.json", repr(args.path))
     if not args.show or len(set(args.show)) != len(args.show):
         raise InputError("--show", "different things to show", " ".join(args.show) or "none")
     check_within("--time", args.time, 0, 1, what="a number from 0 to 1")
@@ -137,7 +141,11 @@ def _camera_path(args: RenderArgs, opened: OpenRun, display: Display) -> CameraP
         }
         path = paths.CameraPath(make[args.path]())
     else:
-        path = paths.read_camera_path(Path(args.path), train.to_original)
+        to_file, parser = train.to_original, args.dataparser or Path(args.path).parent / paths.PARSER_FILE
+        if args.dataparser is not None or parser.is_file():
+            display.note(f"the path is in the coordinates of {parser}")
+            to_file = paths.through_parser(parser, to_file)
+        path = paths.read_camera_path(Path(args.path), to_file)
         chosen = choose_views(len(path.cameras), args.frames)
         path = replace(path, cameras=replace(path.cameras[torch.tensor(chosen)], ndc=train.cameras.ndc))
     if moves and (args.time is not None or path.cameras.times is None):

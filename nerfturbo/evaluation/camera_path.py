@@ -17,6 +17,7 @@ from ..errors import InputError, refuse
 from ..types import Aabb
 from .run_folder import write_json
 
+PARSER_FILE = "dataparser_transforms.json"
 MAX_SIDE = 16384
 MAX_FRAMES = 100_000
 FACING = 0.8  # the mean of unit viewing directions is longer than this where all cameras look one way
@@ -249,6 +250,16 @@ def read_camera_path(file: Path, to_original: Tensor | None = None) -> CameraPat
         times=torch.tensor(times) if len(times) == n else None,
     )
     return CameraPath(cameras, fps, _read_crop(document.get("crop"), f"{file}: crop", back))
+
+
+def through_parser(file: Path, to_original: Tensor | None) -> Tensor:
+    """(4, 4) float64 on through a nerfstudio run's dataparser_transforms.json: to the coordinates of its viewer."""
+    document, matrix = read_json(file, f"nerfstudio's {PARSER_FILE}"), torch.eye(4, dtype=torch.float64)
+    matrix[:3] = _pose(document.get("transform"), f"{file}: transform")
+    scale = number(document.get("scale"), f"{file}: scale")
+    refuse(not 0.0 < scale < math.inf, f"{file}: scale", "a number > 0", shown(document["scale"]))
+    matrix[:3] *= scale
+    return matrix if to_original is None else matrix @ to_original.double()
 
 
 def write_camera_path(

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..data.cameras import transform_poses
+import torch
+
+from ..data.cameras import Cameras, transform_points, transform_poses, turn_between
 from ..data.formats.transforms import COEFFICIENTS
 from ..data.json_checks import read_json
 from ..data.scene import Scene
 from ..errors import InputError
+from ..evaluation.camera_path import PARSER_FILE, CameraPath, through_parser, write_camera_path
 from ..evaluation.run_folder import write_json
 
 MODELS = {"pinhole": "PINHOLE", "opencv": "OPENCV", "fisheye": "OPENCV_FISHEYE"}
@@ -34,6 +37,23 @@ def write_cameras(path: Path, scenes: Sequence[Scene]) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {name: kept[name] for name in KEPT if name in kept} | lists | {"frames": frames})
     return len(frames)
+
+
+def write_nerfstudio(folder: Path, scenes: Sequence[Scene], path: Cameras) -> int:
+    """Write transforms.json, and a camera path in the coordinates that nerfstudio's data parser makes of it unless told
+    otherwise, as its viewer does; dataparser_transforms.json leads there. Returns the number of cameras."""
+    written = write_cameras(folder / "transforms.json", scenes)
+    document = read_json(folder / "transforms.json", "a transforms file")
+    write_json(folder / "transforms.json", document | {"val_filenames": document.get("test_filenames", [])})
+    poses = torch.tensor([frame["transform_matrix"] for frame in document["frames"]], dtype=torch.float64)
+    transform, up = torch.eye(4, dtype=torch.float64), torch.nn.functional.normalize(poses[:, :3, 1].mean(0), dim=0)
+    transform[:3, :3] = turn_between(up, torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64))
+    transform[:3, 3] = -transform[:3, :3] @ poses[:, :3, 3].mean(0)
+    scale = 1.0 / max(1e-9, float(transform_points(poses[:, :3, 3], transform).abs().max()))
+    write_json(folder / PARSER_FILE, {"transform": transform[:3].tolist(), "scale": scale})
+    to_parser = through_parser(folder / PARSER_FILE, scenes[0].to_original)
+    write_camera_path(folder / "camera_path.json", CameraPath(path), to_parser)
+    return written
 
 
 def _frames(scene: Scene, folder: Path) -> list[dict[str, Any]]:

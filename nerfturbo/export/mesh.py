@@ -16,7 +16,7 @@ from ..data.pool_file import check_memory
 from ..errors import InputError, refuse
 from ..evaluation.evaluate import choose_views
 from ..evaluation.images import seen_in
-from ..files import replacing
+from ..files import replacing, write_atomically
 from ..ops.march.reference import is_occupied
 from ..rendering.image import render_image
 from ..rendering.model import NerfModel
@@ -103,12 +103,12 @@ def _finish(model: NerfModel, vertices: Tensor, faces: Tensor, n_faces: int | No
         body = body.simplify_quadric_decimation(face_count=n_faces)
     body.remove_unreferenced_vertices()
     positions, normals = (torch.tensor(np.array(v), dtype=torch.float32) for v in (body.vertices, body.vertex_normals))
-    colors = _colors_from_outside(model, positions, normals, reach)
+    colors = colors_from_outside(model, positions, normals, reach)
     return Mesh(positions, torch.tensor(np.array(body.faces)), normals, colors)
 
 
 @torch.no_grad()
-def _colors_from_outside(model: NerfModel, positions: Tensor, normals: Tensor, reach: float) -> Tensor:
+def colors_from_outside(model: NerfModel, positions: Tensor, normals: Tensor, reach: float) -> Tensor:
     """(n, 3): what a viewer straight above each point sees, from `reach` before it to as far behind it; on the CPU. A
     short ray is rendered, because the colour of a single point of a soft surface was never trained alone."""
     settings = replace(model.settings, near_plane=0.0, far_plane=2.0 * reach, cone_angle=0.0, alpha_thre=0.0)
@@ -132,24 +132,25 @@ def write_mesh(path: Path, mesh: Mesh, to_original: Tensor | None = None, *, up:
     import trimesh
 
     extra: dict[str, dict[str, Any]] = {
-        ".glb": {"include_normals": True, "tree_postprocessor": _unlit},
         ".ply": {"vertex_normal": True},
         ".obj": {"include_normals": True, "include_color": True, "header": "nerfturbo"},
     }
     ending = path.suffix.lower()
     place = upright(to_original, up or ("y" if ending == ".glb" else "file"))
-    faces, colors = mesh.faces, to_bytes(mesh.colors)
-    own: dict[str, Any] = {"vertex_colors": torch.nn.functional.pad(colors, (0, 1), value=255).numpy()}
-    corners = torch.arange(mesh.vertices.shape[0])
+    points, normals = transform_points(mesh.vertices.double(), place), rotate_normals(mesh.normals, place)
+    colors = to_bytes(mesh.colors)
     if ending == ".glb":
-        own, corners = {"visual": _texture(colors[faces])}, faces.reshape(-1)
+        corners = mesh.faces.reshape(-1)
+        image, places = _corner_texture(colors[mesh.faces])
         faces = torch.arange(corners.shape[0]).view(-1, 3)
+        write_atomically(path, glb_bytes(points[corners], faces, normals[corners], places=places, image=image))
+        return
     body = trimesh.Trimesh(
-        vertices=transform_points(mesh.vertices.double(), place)[corners].numpy(),
-        faces=faces.numpy(),
-        vertex_normals=rotate_normals(mesh.normals, place)[corners].numpy(),
+        vertices=points.numpy(),
+        faces=mesh.faces.numpy(),
+        vertex_normals=normals.numpy(),
+        vertex_colors=torch.nn.functional.pad(colors, (0, 1), value=255).numpy(),
         process=False,
-        **own,
     )
     with replacing(path) as temporary:
         body.export(temporary, **extra[ending])
@@ -166,13 +167,10 @@ def upright(to_original: Tensor | None, up: Up) -> Tensor | None:
     return turn @ place
 
 
-def _texture(colors: Tensor) -> Any:
+def _corner_texture(colors: Tensor) -> tuple[Image.Image, Tensor]:
     """Colours (n, 3, 3) uint8 of triangles' corners as a texture of 2 x 2 texels each, corners in the middle of three
-    of them. Every program shows a texture as it is; colours of vertices trimesh drops beside a material, Blender leaves
-    unconnected, and three.js takes for linear light."""
-    from trimesh.visual import TextureVisuals
-    from trimesh.visual.material import PBRMaterial
-
+    of them, and their places (3 n, 2). Every program shows a texture as it is; colours of vertices trimesh drops beside
+    a material, Blender leaves unconnected, and three.js takes for linear light."""
     n, side = colors.shape[0], math.ceil(colors.shape[0] ** 0.5)
     first, second, third = colors.long().unbind(1)
     fourth = (second + third - first).clamp(0, 255)  # makes bilinear filtering linear over the triangle
@@ -182,10 +180,31 @@ def _texture(colors: Tensor) -> Any:
     index = torch.arange(n)
     cell = torch.stack([index % side, index // side], dim=-1)[:, None] * 2  # (n, 1, 2): column, row
     places = (cell + torch.tensor([[0, 0], [1, 0], [0, 1]]) + 0.5).double() / (2 * side)
-    places[..., 1] = 1.0 - places[..., 1]  # trimesh counts from the bottom
-    dull = {"metallicFactor": 0.0, "roughnessFactor": 1.0, "doubleSided": True}
-    material = PBRMaterial(baseColorTexture=Image.fromarray(image.numpy()), **dull)
-    return TextureVisuals(uv=places.view(-1, 2).numpy(), material=material)
+    places[..., 1] = 1.0 - places[..., 1]
+    return Image.fromarray(image.numpy()), places.view(-1, 2)
+
+
+def glb_bytes(
+    points: Tensor, faces: Tensor, normals: Tensor, *, places: Tensor, image: Image.Image, mipmaps: bool = False
+) -> bytes:
+    """A glTF file of triangles with a texture; `places` (n, 2) in it count from its lower left corner."""
+    import trimesh
+    from trimesh.visual import TextureVisuals
+    from trimesh.visual.material import PBRMaterial
+
+    def unlit(tree: dict[str, Any]) -> None:  # the light is in the colours already
+        name, linear, mixed, clamp = "KHR_materials_unlit", 9729, 9987, 33071
+        tree["extensionsUsed"] = sorted({*tree.get("extensionsUsed", []), name})
+        tree["materials"][0]["extensions"] = {name: {}}
+        far = mixed if mipmaps else linear  # a mipmap would mix triangles that have texels of their own
+        tree["samplers"] = [{"magFilter": linear, "minFilter": far, "wrapS": clamp, "wrapT": clamp}]
+        tree["textures"][0]["sampler"] = 0
+
+    material = PBRMaterial(baseColorTexture=image, metallicFactor=0.0, roughnessFactor=1.0, doubleSided=True)
+    visual = TextureVisuals(uv=places.numpy(), material=material)
+    options: dict[str, Any] = {"vertex_normals": normals.numpy(), "visual": visual, "process": False}
+    body = trimesh.Trimesh(points.numpy(), faces.numpy(), **options)
+    return bytes(body.export(file_type="glb", include_normals=True, tree_postprocessor=unlit))  # type: ignore[arg-type]
 
 
 def rotate_normals(normals: Tensor, similarity: Tensor | None) -> Tensor:
@@ -193,15 +212,6 @@ def rotate_normals(normals: Tensor, similarity: Tensor | None) -> Tensor:
     if similarity is None:
         return normals
     return torch.nn.functional.normalize(normals.double() @ similarity[:3, :3].T, dim=-1).to(normals.dtype)
-
-
-def _unlit(tree: dict[str, Any]) -> None:
-    """For glTF: the light is in the colours already, and texels belong to one triangle each."""
-    name, linear, clamp = "KHR_materials_unlit", 9729, 33071
-    tree["extensionsUsed"] = sorted({*tree.get("extensionsUsed", []), name})
-    tree["materials"][0]["extensions"] = {name: {}}
-    tree["samplers"] = [{"magFilter": linear, "minFilter": linear, "wrapS": clamp, "wrapT": clamp}]
-    tree["textures"][0]["sampler"] = 0
 
 
 def export_box(model: NerfModel, box: Aabb | None, what: str = "--box") -> Aabb:

@@ -35,6 +35,19 @@ def test_every_export_writes_its_file(
     assert again.code == 2 and "--overwrite" in again.err
 
 
+def test_a_textured_mesh_is_two_files_and_a_score(nerfturbo: Nerfturbo, run_folder: Path) -> None:
+    flags = ["--texture", "--texture-size", "128", "--resolution", "16", "--density", "0.5", "--faces", "200"]
+    result = nerfturbo("export", "mesh", run_folder, "a.obj", *flags, "--keep-hidden", *REFERENCE, "--json")
+    assert result.code == 0, result.err
+    assert result.json["files"] == ["a.glb", "a.obj", "a.mtl", "a.png"]
+    assert all(Path(name).stat().st_size > 0 for name in result.json["files"])
+    score = result.json["texture"]
+    assert 0.0 < score["psnr"] < 60.0 and 0.0 < score["covered"] <= 1.0 and score["views"] > 0
+    Path("a.obj").unlink()
+    again = nerfturbo("export", "mesh", run_folder, "a.obj", *flags, *REFERENCE)
+    assert again.code == 2 and "a.glb: expected a new file" in again.err and not Path("a.obj").exists()
+
+
 def test_exports_take_the_crop_that_was_saved_with_the_run(nerfturbo: Nerfturbo, run_folder: Path) -> None:
     flags = ["--resolution", "16", "--density", "0.5", "--keep-hidden", *REFERENCE, "--json"]
     whole = nerfturbo("export", "mesh", run_folder, "whole.glb", *flags)
@@ -60,6 +73,8 @@ def test_exports_take_the_crop_that_was_saved_with_the_run(nerfturbo: Nerfturbo,
     [
         (["mesh", "RUN", "a.stl"], "ending in .glb, .ply, .obj"),
         (["mesh", "RUN", "a.glb", "--density", "-1"], "--density"),
+        (["mesh", "RUN", "a.ply", "--texture"], "--texture: expected a file ending in .glb, .obj, got a.ply"),
+        (["mesh", "RUN", "a.glb", "--texture", "--texture-size", "0"], "--texture-size"),
         (["mesh", "RUN", "a.glb", "--resolution", "2"], "--resolution"),
         (["mesh", "RUN", "a.glb", "--box", *"555666"], "what is occupied lies in"),
         (["mesh", "RUN", "a.glb", "--density", "1e9", "--resolution", "16"], "densest point"),

@@ -1,0 +1,187 @@
+"""A mesh with a texture baked from the field, its files (.glb and .obj), and how well it shows the photos."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from ..data.cameras import Cameras, transform_points
+from ..data.images import to_bytes
+from ..data.scene import Scene
+from ..errors import refuse
+from ..evaluation.evaluate import WHITE, choose_views, truth_image
+from ..evaluation.images import pixels_of
+from ..evaluation.metrics import mean_psnr, psnr
+from ..files import replacing, write_atomically
+from ..rendering.model import NerfModel
+from . import Progress, check_ending, quiet
+from .atlas import PADDING, unwrap
+from .mesh import MAX_CAMERAS, Mesh, Up, colors_from_outside, glb_bytes, rotate_normals, upright
+from .raster import Fragments, rasterize
+
+FACES = 100_000  # unless a number is given
+SLACK = 0.01  # of its distance that a point may lie behind what a camera sees of the mesh
+VIEWS = 20  # that are compared with photos, at most
+RAYS = 2  # a side of a pixel, of the pictures of the mesh
+
+
+@dataclass(frozen=True)
+class TexturedMesh:
+    """Triangles whose corners have places in a texture; coordinates are those of training."""
+
+    vertices: Tensor  # (n, 3) float32
+    faces: Tensor  # (m, 3) int64, counter-clockwise seen from outside
+    normals: Tensor  # (n, 3) unit length
+    places: Tensor  # (n, 2) column and row in the texture, from its top left corner, over its size
+    texture: Tensor  # (size, size, 3) in [0, 1], sRGB
+
+
+@dataclass(frozen=True)
+class TextureScore:
+    """The textured mesh against photos: means over views."""
+
+    psnr: float
+    covered: float  # share of the pixels that show the mesh
+    views: int
+    whole: bool  # whether all pixels count, or only those that show the mesh: photos have a background, it has none
+
+
+def check_texture_path(path: Path, size: int) -> list[Path]:
+    """All files that are written for OUT; refuses what could not be."""
+    check_ending(path, ".glb", ".obj", flag="--texture")
+    refuse(not 64 <= size <= 16384, "--texture-size", "64 to 16384 texels a side", size)
+    return [path.with_suffix(ending) for ending in (".glb", ".obj", ".mtl", ".png")]
+
+
+@torch.no_grad()
+def bake_texture(
+    model: NerfModel, mesh: Mesh, cameras: Cameras, *, size: int, reach: float, progress: Progress = quiet
+) -> TexturedMesh:
+    """Give the mesh a texture of `size` x `size` texels. Each shows what the field shows from `reach` before it to as
+    far behind it, seen from where the cameras stand that see it; from straight above where none does."""
+    places = unwrap(mesh.vertices, mesh.faces, size)
+    pairs = torch.cat([mesh.faces.reshape(-1, 1), places.reshape(-1, 2).mul(1024.0).round().long()], dim=1)
+    kept, index = torch.unique(pairs, dim=0, return_inverse=True)  # a corner in several charts is there several times
+    faces, places = index.view(-1, 3), kept[:, 1:].float() / 1024.0
+    found = rasterize(places, torch.ones(len(places)), faces, (size, size))
+    texels = (found.face >= 0).nonzero()[:, 0]
+    at = Fragments(found.face[texels], found.weights[texels])
+    points, normals = (_inside(at, faces, values[kept[:, 0]]) for values in (mesh.vertices, mesh.normals))
+    outward = _towards_cameras(mesh, points, normals, cameras, lambda share: progress(0.5 * share))
+    colors = torch.zeros(size * size, 4)
+    colors[texels] = F.pad(colors_from_outside(model, points, outward, reach), (0, 1), value=1.0)
+    progress(1.0)
+    whole = spread(colors.view(size, size, 4))
+    return TexturedMesh(mesh.vertices[kept[:, 0]], faces, mesh.normals[kept[:, 0]], places / size, whole)
+
+
+def _inside(at: Fragments, faces: Tensor, values: Tensor) -> Tensor:
+    """(k, c): what vertices have (n, c), where pixels see their triangles."""
+    return (values[faces[at.face]] * at.weights[..., None]).sum(1)
+
+
+def _towards_cameras(mesh: Mesh, points: Tensor, normals: Tensor, cameras: Cameras, progress: Progress) -> Tensor:
+    """(k, 3): from points on the mesh to the cameras that see them, on the mean; those that look straight at it count
+    most. The normal where there is none."""
+    some, total = cameras[torch.tensor(choose_views(len(cameras), MAX_CAMERAS))].to("cpu"), torch.zeros_like(points)
+    for index in range(len(some)):
+        camera = some[index]
+        found, depths = see(mesh.vertices, mesh.faces, camera)
+        surface = torch.full_like(found.weights[:, 0], torch.inf)
+        hit = found.face >= 0
+        surface[hit] = (depths[mesh.faces[found.face[hit]]] * found.weights[hit]).sum(-1)
+        row, column, inside = pixels_of(camera, points)
+        nearest, ahead = (
+            surface[row * int(camera.size[0, 0]) + column],
+            (points - camera.positions[0]) @ camera.forward[0],
+        )
+        towards = F.normalize(camera.positions[0] - points, dim=-1)
+        facing = (towards * normals).sum(-1).clamp_min(0.0)
+        total += towards * (facing**2 * (inside & (ahead < nearest * (1.0 + SLACK))))[:, None]
+        progress((index + 1) / len(some))
+    return torch.where(total.norm(dim=-1, keepdim=True) > 0.0, F.normalize(total, dim=-1), normals)
+
+
+def see(vertices: Tensor, faces: Tensor, camera: Cameras) -> tuple[Fragments, Tensor]:
+    """What the pixels of one camera see of triangles, and how far ahead of it the vertices (n,) lie."""
+    pixels, ahead = camera.project(torch.zeros(len(vertices), dtype=torch.int64), vertices)
+    width, height = camera.size[0].tolist()
+    return rasterize(pixels, ahead, faces, (width, height)), ahead
+
+
+def spread(colors: Tensor) -> Tensor:
+    """(size, size, 3): colours with a weight (size, size, 4) continued over texels without one, so that seams do not
+    show: from their neighbours, and further away from ever larger means."""
+    layers = [colors.permute(2, 0, 1)[None]]
+    for _ in range(2 * PADDING):
+        near = F.avg_pool2d(layers[0], 3, 1, 1)
+        layers[0] = torch.where(
+            layers[0][:, 3:] > 0.0, layers[0], near / near[:, 3:].clamp_min(1e-9) * (near[:, 3:] > 0)
+        )
+    while min(layers[-1].shape[2:]) > 1:
+        mean = F.avg_pool2d(layers[-1], 2, ceil_mode=True)
+        layers.append(mean / mean[:, 3:].clamp_min(1e-9) * (mean[:, 3:] > 0.0))
+    whole = layers.pop()
+    for finer in reversed(layers):
+        whole = torch.where(finer[:, 3:] > 0.0, finer, F.interpolate(whole, finer.shape[2:], mode="nearest"))
+    return whole[0, :3].permute(1, 2, 0).contiguous()
+
+
+def _shared(sums: Tensor) -> Tensor:
+    """Sums of colours over those of their weights, which become 1; 0 where there are none."""
+    return sums / sums[:, 3:].clamp_min(1e-9) * (sums[:, 3:] > 0.0)
+
+
+@torch.no_grad()
+def picture(mesh: TexturedMesh, camera: Cameras, background: Tensor) -> tuple[Tensor, Tensor]:
+    """(height, width, 3) of what one camera sees of the mesh over a background (3,), and the share (height, width) of
+    each pixel that shows it."""
+    large = camera.to("cpu").scaled(float(RAYS))
+    width, height = large.size[0].tolist()
+    found, _ = see(mesh.vertices, mesh.faces, large)
+    places = _inside(found, mesh.faces, mesh.places).view(1, height, width, 2) * 2.0 - 1.0
+    texture = mesh.texture.permute(2, 0, 1)[None]
+    colors = F.grid_sample(texture, places, mode="bilinear", padding_mode="border", align_corners=False)
+    shown = (found.face >= 0).view(1, 1, height, width).float()
+    colors = colors * shown + background.view(1, 3, 1, 1) * (1.0 - shown)
+    return F.avg_pool2d(colors, RAYS)[0].permute(1, 2, 0), F.avg_pool2d(shown, RAYS)[0, 0]
+
+
+def score_texture(mesh: TexturedMesh, scene: Scene, *, progress: Progress = quiet) -> TextureScore:
+    """Pictures of the mesh against photos of the scene. Where these have a background, pixels count that show the mesh
+    and nothing else: it has none."""
+    views, scores, shares = choose_views(len(scene), VIEWS), [], []
+    for done, index in enumerate(views):
+        image, shown = picture(mesh, scene.cameras[index], torch.tensor(WHITE))
+        truth, counts = truth_image(scene, index, WHITE, "cpu"), scene.used_pixels(index, "cpu")
+        if not scene.has_alpha:
+            counts = (shown == 1.0) if counts is None else counts & (shown == 1.0)
+        if counts is None or bool(counts.any()):
+            scores.append(psnr(image, truth, counts))
+        shares.append(float(shown.mean()))
+        progress((done + 1) / len(views))
+    value = mean_psnr(scores) if scores else float("nan")
+    return TextureScore(value, sum(shares) / max(1, len(shares)), len(scores), scene.has_alpha)
+
+
+def write_textured(path: Path, mesh: TexturedMesh, to_original: Tensor | None = None, *, up: Up | None = None) -> None:
+    """Write .glb, .obj, .mtl and .png by one name, each whole or not at all; axes as `write_mesh` has them."""
+    glb, obj, mtl, png = (path.with_suffix(ending) for ending in (".glb", ".obj", ".mtl", ".png"))
+    image = Image.fromarray(to_bytes(mesh.texture).numpy())
+    flipped = mesh.places * torch.tensor([1.0, -1.0]) + torch.tensor([0.0, 1.0])  # both count from the bottom here
+    place = upright(to_original, up or "y")
+    points, normals = transform_points(mesh.vertices.double(), place), rotate_normals(mesh.normals, place)
+    write_atomically(glb, glb_bytes(points, mesh.faces, normals, places=flipped, image=image, mipmaps=True))
+    place = upright(to_original, up or "file")
+    points, normals = transform_points(mesh.vertices.double(), place), rotate_normals(mesh.normals, place)
+    lines = ["# nerfturbo", f"mtllib {mtl.name}", "usemtl texture"]
+    for name, rows in (("v", points), ("vt", flipped), ("vn", normals)):
+        lines += [f"{name} " + " ".join(f"{value:.6g}" for value in row) for row in rows.tolist()]
+    lines += ["f " + " ".join(f"{corner}/{corner}/{corner}" for corner in row) for row in (mesh.faces + 1).tolist()]
+    with replacing(png) as temporary:
+        image.save(temporary, "PNG")
+    write_atomically(mtl, f"newmtl texture\nKd 1 1 1\nKa 0 0 0\nKs 0 0 0\nillum 1\nmap_Kd {png.name}\n")
+    write_atomically(obj, "\n".join(lines) + "\n")
