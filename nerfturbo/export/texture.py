@@ -94,10 +94,8 @@ def _towards_cameras(mesh: Mesh, points: Tensor, normals: Tensor, cameras: Camer
         hit = found.face >= 0
         surface[hit] = (depths[mesh.faces[found.face[hit]]] * found.weights[hit]).sum(-1)
         row, column, inside = pixels_of(camera, points)
-        nearest, ahead = (
-            surface[row * int(camera.size[0, 0]) + column],
-            (points - camera.positions[0]) @ camera.forward[0],
-        )
+        nearest = surface[row * int(camera.size[0, 0]) + column]
+        ahead = (points - camera.positions[0]) @ camera.forward[0]
         towards = F.normalize(camera.positions[0] - points, dim=-1)
         facing = (towards * normals).sum(-1).clamp_min(0.0)
         total += towards * (facing**2 * (inside & (ahead < nearest * (1.0 + SLACK))))[:, None]
@@ -117,13 +115,9 @@ def spread(colors: Tensor) -> Tensor:
     show: from their neighbours, and further away from ever larger means."""
     layers = [colors.permute(2, 0, 1)[None]]
     for _ in range(2 * PADDING):
-        near = F.avg_pool2d(layers[0], 3, 1, 1)
-        layers[0] = torch.where(
-            layers[0][:, 3:] > 0.0, layers[0], near / near[:, 3:].clamp_min(1e-9) * (near[:, 3:] > 0)
-        )
+        layers[0] = torch.where(layers[0][:, 3:] > 0.0, layers[0], _shared(F.avg_pool2d(layers[0], 3, 1, 1)))
     while min(layers[-1].shape[2:]) > 1:
-        mean = F.avg_pool2d(layers[-1], 2, ceil_mode=True)
-        layers.append(mean / mean[:, 3:].clamp_min(1e-9) * (mean[:, 3:] > 0.0))
+        layers.append(_shared(F.avg_pool2d(layers[-1], 2, ceil_mode=True)))
     whole = layers.pop()
     for finer in reversed(layers):
         whole = torch.where(finer[:, 3:] > 0.0, finer, F.interpolate(whole, finer.shape[2:], mode="nearest"))
