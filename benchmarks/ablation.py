@@ -8,6 +8,7 @@ When it is cut short, what was trained stays, and the same command goes on with 
 
 from __future__ import annotations
 
+from charts import Bars, bar_chart
 from common import held_values, parse_study, run_study, say_plan, written_when_cut_short
 
 # isort: split
@@ -22,13 +23,12 @@ import tyro
 from rich.table import Table
 
 from camera_errors import has_keypoints
-from nerfturbo.bench.plot import Bars, bar_chart, make_table
 from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.bench.scene import fit_whole
 from nerfturbo.bench.tune import peak_memory
 from nerfturbo.cli.bench import TrainingArgs, prepare, show_result
 from nerfturbo.cli.flags import check_positive
-from nerfturbo.cli.progress import Display, showing
+from nerfturbo.cli.progress import Display, make_table, showing
 from nerfturbo.cli.settings import resolve_device
 from nerfturbo.config import KINDS, Config, to_dict
 from nerfturbo.data.scene import Scene

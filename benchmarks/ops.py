@@ -6,6 +6,7 @@ python benchmarks/ops.py --ops hash_encode march --quick
 
 from __future__ import annotations
 
+from charts import Bars, bar_chart
 from common import run_study
 
 # isort: split
@@ -22,10 +23,10 @@ from rich.table import Table
 from tyro.conf import arg
 
 from nerfturbo.bench.gate import OpCase, backends, gate, measure_ms, runner
-from nerfturbo.bench.plot import Bars, bar_chart, make_table
 from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.cli.bench import Json, Output, show_result
 from nerfturbo.cli.flags import Device, parse
+from nerfturbo.cli.progress import make_table
 from nerfturbo.cli.settings import resolve_device
 from nerfturbo.errors import refuse
 from nerfturbo.evaluation.run_folder import check_result

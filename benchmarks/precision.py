@@ -27,12 +27,11 @@ from rich.console import Group
 from rich.table import Table
 
 from fine_samples import MOST_TIMES, FineSearch, FineTrial, has_two_passes
-from nerfturbo.bench.plot import make_table
 from nerfturbo.bench.record import Record, write_json
 from nerfturbo.bench.tune import BatchTrial
 from nerfturbo.cli.bench import TrainingArgs, prepare, show_result
 from nerfturbo.cli.flags import check_positive
-from nerfturbo.cli.progress import Display, quantity, showing
+from nerfturbo.cli.progress import Display, make_table, quantity, showing
 from nerfturbo.cli.settings import resolve_device
 from nerfturbo.config import Config
 from nerfturbo.data.scene import Scene

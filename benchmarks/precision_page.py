@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from charts import Bars, Curve, bar_chart, line_chart
 from fine_samples import FineSearch
-from nerfturbo.bench.plot import Bars, Curve, bar_chart, line_chart
 from nerfturbo.files import replacing
 from precision_runs import PrecisionResult, PrecisionRun, in_words, summarise
 

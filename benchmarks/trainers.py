@@ -10,6 +10,7 @@ only some loops are asked for, the first of them takes the plain loop's place.
 
 from __future__ import annotations
 
+from charts import Bars, bar_chart
 from common import parse_study, run_study
 
 # isort: split
@@ -30,12 +31,11 @@ import torch
 import tyro
 
 import trainer_loops
-from nerfturbo.bench.plot import Bars, bar_chart, make_table
 from nerfturbo.bench.record import Record, machine, write_json
 from nerfturbo.bench.tune import peak_memory
 from nerfturbo.cli.bench import TrainingArgs, prepare, show_result
 from nerfturbo.cli.flags import check_positive
-from nerfturbo.cli.progress import showing
+from nerfturbo.cli.progress import make_table, showing
 from nerfturbo.cli.settings import resolve_device
 from nerfturbo.config import Config
 from nerfturbo.data.scene import Scene

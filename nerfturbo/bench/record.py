@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..errors import InputError, refuse
+from ..errors import InputError
 from ..evaluation.results import describe_machine, versions
 from ..files import write_atomically
 
@@ -85,17 +85,6 @@ class Change:
     new: float
     noise: float
     verdict: str  # better, worse or same
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """A record that `write_json` wrote."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(str(path), "the JSON of a benchmark", getattr(error, "strerror", None) or str(error)) from None
-    whole = isinstance(content, dict) and {"what", "values"} <= content.keys()
-    refuse(not whole, str(path), "the JSON of a benchmark, with `what` and `values`", "another JSON")
-    return content
 
 
 def compare_records(old: dict[str, Any], new: dict[str, Any], noise: float) -> list[Change]:

@@ -10,6 +10,7 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
+from ..cli.progress import make_table
 from ..data.cameras import Cameras
 from ..data.scene import Scene
 from ..evaluation.evaluate import WHITE, truth_image
@@ -20,7 +21,6 @@ from ..rendering.model import NerfModel
 from ..rendering.render import render_rays
 from ..types import Rays
 from .gate import measure_ms
-from .plot import make_table
 from .record import Record, machine
 
 CHUNK = 8192  # rays of a plain rendering at a time

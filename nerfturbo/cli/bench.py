@@ -1,4 +1,4 @@
-"""`nerfturbo bench ...`, `profile`, `tune`: correctness, then time; a table, JSON and a plot."""
+"""`nerfturbo bench ...`, `profile`, `tune`: correctness, then time; a table and JSON."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from ..bench.plot import Bars, Curve, bar_chart, line_chart, make_table, short
 from ..errors import InputError, refuse, require_run
 from .common import print_json
 from .flags import Device, EvalViews, Number, RunPath, SceneSource, check_positive, parse
-from .progress import Display, showing
+from .progress import Display, make_table, showing
 from .settings import ConfigArgs, parse_settings, resolve_device
 
 if TYPE_CHECKING:
@@ -65,15 +64,13 @@ def step(argv: Sequence[str]) -> int:
     scene = load_scene(args.scene, "train", downscale=args.downscale)
     config, _ = fitted_config(config, scene)
     timings = run_step_benchmark(config, scene, device=device, budget=budget)
-    panel = Bars("milliseconds", [timing.step_ms for timing in timings])
-    plot = bar_chart(f"one training step, {scene.name}", [timing.backend for timing in timings], [panel])
     table = make_table("one training step", "backend", "ms a step", "times faster", "rays", "samples", "gate")
     for timing in timings:
         milliseconds = "-" if timing.step_ms is None else f"{timing.step_ms:.1f}"
         ratio = "-" if timing.ratio is None else f"{timing.ratio:.1f}x"
         counts = (f"{timing.rays_per_step:.0f}", f"{timing.samples_per_step:.0f}")
         table.add_row(timing.backend, milliseconds, ratio, *counts, timing.gate)
-    _publish(args, step_record(timings, config, scene, device=device, budget=budget), table, plot)
+    _publish(args, step_record(timings, config, scene, device=device, budget=budget), table)
     return 0 if all(timing.gate == "passed" for timing in timings) else 1
 
 
@@ -109,16 +106,10 @@ def scene(argv: Sequence[str]) -> int:
             runs.append(run_scene_benchmark(seeded, scenes, args.marks, **where, report=report))
             # Written seed by seed: one that is interrupted does not take the others with it.
             write_json(args.output, record := scene_record(runs, config, scenes[1], **where))
-    curves = [
-        Curve(f"seed {run.seed}", [mark.seconds for mark in run.marks], [mark.psnr for mark in run.marks])
-        for run in runs
-    ]
-    title = f"{scenes[0].name}: quality over training time"
-    plot = line_chart(title, curves, x_label="seconds of training", y_label="PSNR, dB")
     table = make_table(f"{scenes[0].name}: PSNR, dB", "seconds", *(f"seed {run.seed}" for run in runs), "median")
     for index, (mark, median) in enumerate(median_marks(runs)):
         table.add_row(f"{mark:g}", *(f"{run.marks[index].psnr:.2f}" for run in runs), f"{median:.2f}")
-    _publish(args, record, table, plot)
+    _publish(args, record, table)
     return 0
 
 
@@ -148,10 +139,7 @@ def render(argv: Sequence[str]) -> int:
     views, repeats = choose_views(len(scene), args.eval_views), 3 if args.quick else 30
     options = {"sizes": ((100, 100),), "large": None} if args.quick else {"sizes": SIZES, "large": LARGE}
     result = run_render_benchmark(opened.model, scene, views=views, repeats=repeats, **options)
-    names = [f"{t.width} x {t.height}, {t.way}" for t in result.timings]
-    panel = Bars("milliseconds", [t.milliseconds for t in result.timings])
-    plot = bar_chart(f"frames of {scene.name}", names, [panel])
-    _publish(args, render_record(result, opened.model, scene, repeats=repeats), render_table(result), plot)
+    _publish(args, render_record(result, opened.model, scene, repeats=repeats), render_table(result))
     return 0 if result.gate.verdict == "passed" else 1
 
 
@@ -168,9 +156,12 @@ class CompareArgs:
 def compare(argv: Sequence[str]) -> int:
     args = parse(CompareArgs, argv, "bench compare")
     refuse(args.noise < 0.0, "--noise", "0 or more", args.noise)
-    from ..bench.record import compare_records, read_record
+    from ..bench.record import compare_records
+    from ..data.json_checks import read_json
 
-    old, new = read_record(args.old), read_record(args.new)
+    old, new = (read_json(path, "the JSON of a benchmark") for path in (args.old, args.new))
+    for path, record in ((args.old, old), (args.new, new)):
+        refuse(not {"what", "values"} <= record.keys(), str(path), "the JSON of a benchmark", "another JSON")
     refuse(old["what"] != new["what"], str(args.new), f"a result of the same benchmark ({old['what']})", new["what"])
     changes = compare_records(old, new, args.noise)
     refuse(not changes, str(args.new), f"times, sizes or scores that {args.old} has too", "none")
@@ -182,7 +173,7 @@ def compare(argv: Sequence[str]) -> int:
 
     table = make_table(old["what"], "measured", "old", "new", "noise", "verdict")
     for change in sorted(changes, key=lambda change: change.verdict == "same"):
-        numbers = (short(value) for value in (change.old, change.new, change.noise))
+        numbers = (f"{value:.4g}" for value in (change.old, change.new, change.noise))
         table.add_row(change.name, *numbers, change.verdict)
     Console(highlight=False).print(table)
     return int(worse)
@@ -294,13 +285,11 @@ def _begin(args: Measurement) -> str:
     return resolve_device(args.device)
 
 
-def _publish(args: Measurement, record: Record, table: Table, plot: str = "") -> None:
-    """FILE.json, the plot beside it as FILE.svg where there is one, and the table."""
+def _publish(args: Measurement, record: Record, table: Table) -> None:
+    """FILE.json, and the table."""
     from ..bench.record import write_json
 
     write_json(args.output, record)
-    if plot:
-        args.output.with_suffix(".svg").write_text(plot, encoding="utf-8")
     show_result(table, args.output, as_json=args.json)
 
 

@@ -14,7 +14,7 @@ from ..export import check_ending
 from ..files import remove_abandoned
 from .common import OpenRun, PictureArgs, RunArgs, backend_on, check_new, opened_for_pictures, opened_run, print_json
 from .flags import EvalViews, Number, check_positive, check_within, parse
-from .progress import Display, duration, quantity
+from .progress import Display, duration, in_words, quantity
 from .settings import resolve_device
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _score(args: EvalArgs, opened: OpenRun, display: Display) -> None:
             found = f"{halves['psnr']:.2f} dB, SSIM {_cell(halves['ssim'], '6.4f')}"
             print(f"  right halves, looks fitted to the left ones: {found}")
         facts = {name: value for name, value in metrics["protocol"].items() if name not in ("seeds", "time_includes")}
-        print("  " + "; ".join(f"{name.replace('_', ' ')}: {_words(value)}" for name, value in facts.items()))
+        print("  " + "; ".join(f"{name.replace('_', ' ')}: {in_words(value)}" for name, value in facts.items()))
         _print_views(run, metrics, args.table)
 
 
@@ -104,10 +104,6 @@ def _perceptual(device: str, display: Display) -> Perceptual | None:
     except MissingWeightsError as error:
         display.note(f"{error}; going on without LPIPS")
         return None
-
-
-def _words(value: Any) -> str:
-    return " x ".join(map(_words, value)) if isinstance(value, list) else str(value)
 
 
 def _print_views(run: RunFolder, metrics: dict[str, Any], most: int) -> None:

@@ -32,7 +32,7 @@ from ..rendering.model import NerfModel
 from ..training.callbacks import skipped_fraction
 from ..training.trainer import TrainSummary
 from .common import learned_cameras, print_json
-from .progress import Display, command_line, counted, duration, quantity, seconds_by_stage, since_command
+from .progress import Display, command_line, counted, duration, in_words, quantity, seconds_by_stage, since_command
 
 if TYPE_CHECKING:
     from .session import Session
@@ -206,7 +206,7 @@ def print_result(run: RunFolder, metrics: dict[str, Any], *, as_json: bool) -> N
     views = counted(protocol["n_views"], f"{protocol['split']} view")
     print(f"PSNR {metrics['psnr']:.2f} dB{similarity} on {views}{background}")
     if "limited_by" in protocol:
-        print(f"  {protocol['views']}, {protocol['resolution']} pixels, within {protocol['limited_by']}")
+        print(f"  {protocol['views']}, {in_words(protocol['resolution'])} pixels, within {protocol['limited_by']}")
     constant, blurred = baselines["constant_psnr"], baselines["blurred_psnr"]
     print(f"  to compare: one constant colour {constant:.2f} dB, the truth blurred by 3 pixels {blurred:.2f} dB")
     costs = [f"{metrics['steps']} steps", f"{duration(metrics['train_seconds'])} of training"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.table import Table
 
     from ..viewer.notebook import Bar
 
@@ -210,6 +211,16 @@ def counted(n: int, noun: str) -> str:
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
+def in_words(value: Any) -> str:
+    """
+    >>> in_words([216, 384]), in_words([[8, 6], [16, 12]]), in_words("sRGB")
+    ('216 x 384', '8 x 6 to 16 x 12', 'sRGB')
+    """
+    if not isinstance(value, list):
+        return str(value)
+    return (" to " if isinstance(value[0], list) else " x ").join(map(in_words, value))
+
+
 def quantity(value: float) -> str:
     """
     >>> quantity(950), quantity(12_340), quantity(3_400_000)
@@ -230,3 +241,13 @@ def duration(seconds: float) -> str:
     if whole < 60:
         return f"{whole} s"
     return f"{whole // 60}:{whole % 60:02d} min" if whole < 3600 else f"{whole // 3600}:{whole % 3600 // 60:02d} h"
+
+
+def make_table(title: str, *headers: str, left: int = 1) -> "Table":
+    """A table whose first `left` columns are words, the others numbers."""
+    from rich.table import Table
+
+    table = Table(title=title)
+    for index, header in enumerate(headers):
+        table.add_column(header, justify="left" if index < left else "right")
+    return table

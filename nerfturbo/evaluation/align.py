@@ -4,7 +4,6 @@ scaled a little. A score after `aligned_to` says how good the scene is, not how 
 and must say so; so must one of `right_halves`."""
 
 import contextlib
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,13 +14,13 @@ from torch.nn.functional import huber_loss
 
 from ..config import CameraConfig, PhotoConfig
 from ..data.batches import PixelBatch, PixelSampler
-from ..data.cameras import PIXEL_CENTER, Cameras, similarity_scale
-from ..data.images import composite_over
+from ..data.cameras import similarity_scale
+from ..data.images import composite_over, pack_flags
 from ..data.scene import Scene
 from ..errors import InputError
+from ..ops.pixels import PixelMask
 from ..rendering.model import NerfModel
 from ..rendering.photos import PhotoCorrections, exposed_color
-from ..types import Rays
 from .evaluate import Evaluation, choose_views, score_view, truth_image
 
 ALIGN_RATE, LOOK_RATE = 2e-3, 5e-2
@@ -116,48 +115,44 @@ def right_halves(
     photos = model.photos
     if photos is None or not (photos.config.photo.exposure or photos.config.photo.appearance):
         raise InputError("model", "one that learned photo.exposure or photo.appearance", "one that learned neither")
-    cameras, scores = photos.new_views(scene.cameras).to(model.device), []
+    scene, scores = replace(scene, cameras=photos.new_views(scene.cameras)), []
     chosen = choose_views(len(scene)) if views is None else views
     for done, index in enumerate(chosen):
         truth, counts = truth_image(scene, index, device=model.device), scene.used_pixels(index, model.device)
         counts = torch.ones_like(truth[:, :, 0], dtype=torch.bool) if counts is None else counts
-        half = truth.shape[1] // 2
+        right, used, sampler = truth.shape[1] // 2, counts.clone(), None
+        used[:, right:] = False
+        if bool(used.any()):
+            view, mask = scene.select([index]), PixelMask.of_words(pack_flags([used.cpu().numpy()]))
+            view = replace(view, images=replace(view.images, mask=mask))
+            sampler = PixelSampler(view, model.device, seed=model.config.train.seed)
         try:
-            with _frozen(model):
-                gains = _fit_look(model, photos, _draw_from(cameras, index, truth, counts[:, :half], n_rays), steps)
-            rgb = exposed_color(model.render_image(cameras, index).rgb, gains)
+            gains = _fit_look(model, photos, sampler, steps, n_rays)
+            rgb = exposed_color(model.render_image(scene.cameras, index).rgb, gains)
         finally:
             photos.guest = None
-        if bool(counts[:, half:].any()):
-            scores.append(score_view(index, rgb[:, half:], truth[:, half:], counts[:, half:]))
+        if bool(counts[:, right:].any()):
+            scores.append(score_view(index, rgb[:, right:], truth[:, right:], counts[:, right:]))
         report((done + 1) / len(chosen))
     return Evaluation.of(scores)
 
 
-def _draw_from(
-    cameras: Cameras, index: int, truth: Tensor, counts: Tensor, n_rays: int
-) -> Iterator[tuple[Rays, Tensor]]:
-    """Batches of rays through pixels of one view that count, and the colours there; none where no pixel does."""
-    pixels, generator = counts.nonzero(), torch.Generator().manual_seed(index)
-    while len(pixels):
-        y, x = pixels[torch.randint(len(pixels), (n_rays,), generator=generator).to(pixels.device)].unbind(-1)
-        rays = cameras.rays(torch.full_like(x, index), x + PIXEL_CENTER, y + PIXEL_CENTER)
-        yield replace(rays, camera_indices=None), truth[y, x]
-
-
-def _fit_look(model: NerfModel, photos: PhotoCorrections, batches: Iterator[tuple[Rays, Tensor]], steps: int) -> Tensor:
-    """(3,) logarithms of the gains of one view, from batches of it; its look becomes that of the guest."""
+def _fit_look(
+    model: NerfModel, photos: PhotoCorrections, sampler: PixelSampler | None, steps: int, n_rays: int
+) -> Tensor:
+    """(3,) logarithms of the gains of one view, from pixels of it; its look becomes the guest's."""
     white, size = torch.ones(3, device=model.device), photos.config.photo.appearance
     gains, look = torch.zeros(3, device=model.device), torch.zeros(size, device=model.device)
     photos.guest = look if size else None
     fitted = [gains] * photos.config.photo.exposure + [look] * (size > 0)
     adam = torch.optim.Adam([value.requires_grad_() for value in fitted], lr=LOOK_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, max(1, steps), eta_min=0.05 * LOOK_RATE)
-    for rays, wanted in itertools.islice(batches, steps):
-        adam.zero_grad()
-        (exposed_color(model.render_rays(rays, white).rgb, gains) - wanted).square().mean().backward()
-        adam.step()
-        schedule.step()
-    for value in fitted:
-        value.requires_grad_(False)
-    return gains
+    with _frozen(model):
+        for batch in [] if sampler is None else (sampler.draw(step, n_rays) for step in range(steps)):
+            found = model.render_rays(replace(batch.rays, camera_indices=None), white).rgb
+            adam.zero_grad()
+            (exposed_color(found, gains) - composite_over(batch.rgba, white)).square().mean().backward()
+            adam.step()
+            schedule.step()
+    photos.guest = look.detach() if size else None
+    return gains.detach()

@@ -49,10 +49,8 @@ def _sides(corners: Tensor, neighbours: Tensor) -> Tensor:
     for _ in range(SMOOTHING):
         smooth = smooth.index_add(0, first, smooth[second]).index_add(0, second, smooth[first])
     directions = torch.cat([torch.eye(3), -torch.eye(3)]).to(own.dtype).T
-    near = own @ directions
-    return torch.where(near < STEEPEST, near - 4.0, torch.nn.functional.normalize(smooth, dim=-1) @ directions).argmax(
-        1
-    )
+    near, agreed = own @ directions, torch.nn.functional.normalize(smooth, dim=-1) @ directions
+    return torch.where(near < STEEPEST, near - 4.0, agreed).argmax(1)
 
 
 def _components(neighbours: Tensor, labels: Tensor) -> Tensor:
@@ -84,9 +82,8 @@ def _pack(flat: Tensor, charts: Tensor, size: int) -> Tensor:
             if step < 0.5**10:
                 break
         scale *= 1.0 - step if corners is None else 1.0 + step
-    refuse(
-        found is None, "--texture-size", f"room for {len(extents)} charts", size, "use a larger one, or less --faces"
-    )
+    hint = "use a larger one, or less --faces"
+    refuse(found is None, "--texture-size", f"room for {len(extents)} charts", size, hint)
     assert found is not None
     corners, scale = found
     local = flat - low[charts][:, None]

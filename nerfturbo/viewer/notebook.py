@@ -99,7 +99,9 @@ def open_bar() -> Bar | None:
         return None
     handle = importlib.import_module("IPython.display").DisplayHandle()
     handle.display({"text/html": ""}, raw=True)
-    start = "<progress value={:.3f}></progress> {}"
-    return lambda share, text: handle.update(
-        {"text/html": start.format(share, html.escape(text)) if text else ""}, raw=True
-    )
+
+    def update(share: float, text: str) -> None:
+        shown = f"<progress value={share:.3f}></progress> {html.escape(text)}" if text else ""
+        handle.update({"text/html": shown}, raw=True)
+
+    return update

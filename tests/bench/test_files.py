@@ -110,11 +110,12 @@ def test_more_rays_a_second_are_better_and_more_bytes_are_worse() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "expected the JSON of a benchmark, got"),
-        ("[1]", "with `what` and `values`, got another JSON"),
+        ("{", "expected valid JSON, got"),
+        ("[1]", "expected a JSON object, got list"),
+        ("{}", "expected the JSON of a benchmark, got another JSON"),
         (json.dumps(lego((1.0,), 1.0, what="mic")), "a result of the same benchmark (lego), got mic"),
         ('{"what": "lego", "values": {"n": 3}}', "times, sizes or scores that"),
-        (None, "No such file"),
+        (None, "expected the JSON of a benchmark, got no such file"),
     ],
 )
 def test_what_cannot_be_compared_is_named(nerfturbo: Nerfturbo, tmp_path: Path, text: str | None, said: str) -> None:

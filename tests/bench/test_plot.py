@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from nerfturbo.bench.plot import CHARACTER, Bars, Curve, bar_chart, line_chart, round_ticks
+from charts import CHARACTER, Bars, Curve, bar_chart, draw_scene, line_chart, round_ticks
 
 
 @pytest.mark.parametrize(
@@ -50,3 +52,10 @@ def test_every_point_of_a_curve_lies_between_the_axes():
     points = [(float(x), float(y)) for x, y in re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', picture)]
     assert len(points) == 3
     assert all(60 <= x <= 430 and 40 <= y <= 280 for x, y in points)
+
+
+def test_the_curves_of_a_benchmark_are_drawn_beside_it(tmp_path: Path):
+    for name in ("h200/lego_scene.json", "cpu/toybox_scene.json"):
+        shutil.copy(Path(__file__).parents[2] / "benchmarks" / "results" / name, tmp_path / "a.json")
+        root = ElementTree.fromstring(draw_scene(tmp_path / "a.json").read_text())
+        assert "quality over training time" in "".join(root.itertext()) and "seed 0" in "".join(root.itertext())

@@ -42,7 +42,7 @@ def test_a_score_on_less_says_so(nerfturbo: Nerfturbo, scene: Path, monkeypatch:
     monkeypatch.setattr(finish, "seconds_a_pixel", lambda model, cameras: 15.0 / 2 / 8**2)
     monkeypatch.setattr(finish, "LEAST_SIDE", 2)
     result = nerfturbo("train", scene, *TINY_FLAGS, "--steps", 2, "--output", "run")
-    assert result.code == 0 and "within the training time" in result.out
+    assert result.code == 0 and "8 x 8 pixels, within the training time" in result.out
     metrics = json.loads(Path("run/metrics.json").read_text())
     protocol = metrics["protocol"]
     assert protocol["resolution"] == [8, 8] and "over 2" in protocol["resolution_source"]

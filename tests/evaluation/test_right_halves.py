@@ -71,7 +71,7 @@ def test_the_right_half_says_nothing_of_its_look(model: NerfModel) -> None:
 def test_without_a_left_half_the_look_is_the_mean(model: NerfModel) -> None:
     scene = exposed(ball_scene().select([0]), [1.0])
     mask = torch.arange(16).expand(16, 16) >= 8
-    masked = replace(scene, images=replace(scene.images, mask=PixelMask.of_words(pack_flags(mask.reshape(-1)))))
+    masked = replace(scene, images=replace(scene.images, mask=PixelMask.of_words(pack_flags([mask.numpy()]))))
     assert right_halves(model, masked, steps=0, n_rays=48).psnr == pytest.approx(
         right_halves(model, scene, steps=0, n_rays=48).psnr
     )

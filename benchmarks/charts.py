@@ -1,11 +1,13 @@
-"""Results for people: small plots as SVG text, without a plotting library, and tables for the terminal."""
+"""Small plots as SVG text, without a plotting library. `python benchmarks/charts.py FILE.json` draws the curves of a
+result of `nerfturbo bench scene` beside it."""
 
+import json
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-
-from rich.table import Table
+from pathlib import Path
 
 COLORS = ("#2a6fbb", "#d1662a", "#3c9a5f", "#8a57b5", "#b03a48", "#6b7280")
 FONT = 'font-family="system-ui, sans-serif" font-size="12"'
@@ -112,14 +114,6 @@ def round_ticks(values: Sequence[float], most: int = 6) -> list[float]:
     return [k * step for k in range(math.floor(low / step), math.ceil(high / step) + 1)]
 
 
-def make_table(title: str, *headers: str, left: int = 1) -> Table:
-    """A table whose first `left` columns are words, the others numbers."""
-    table = Table(title=title)
-    for index, header in enumerate(headers):
-        table.add_column(header, justify="left" if index < left else "right")
-    return table
-
-
 def _text(x: float, y: float, text: str, *, anchor: str = "start", color: str = "#111", weight: str = "400") -> str:
     style = f'text-anchor="{anchor}" fill="{color}" font-weight="{weight}"'
     return f'<text x="{x:.1f}" y="{y:.1f}" {FONT} {style}>{escape(text)}</text>'
@@ -128,3 +122,22 @@ def _text(x: float, y: float, text: str, *, anchor: str = "start", color: str = 
 def _svg(width: int, height: int, parts: Sequence[str]) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
     return "\n".join([head, '<rect width="100%" height="100%" fill="#fff"/>', *parts, "</svg>"]) + "\n"
+
+
+def draw_scene(path: Path) -> Path:
+    """The curves of a record of `nerfturbo bench scene`, as FILE.svg."""
+    values = json.loads(path.read_text())["values"]
+    curves = [
+        Curve(
+            f"seed {run['seed']}", [mark["seconds"] for mark in run["marks"]], [mark["psnr"] for mark in run["marks"]]
+        )
+        for run in values["runs"]
+    ]
+    title = f"{values['scene']}: quality over training time"
+    plot = line_chart(title, curves, x_label="seconds of training", y_label="PSNR, dB")
+    path.with_suffix(".svg").write_text(plot, encoding="utf-8")
+    return path.with_suffix(".svg")
+
+
+if __name__ == "__main__":
+    print("\n".join(str(draw_scene(Path(name))) for name in sys.argv[1:]))
