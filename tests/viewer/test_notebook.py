@@ -87,11 +87,11 @@ def test_the_notebook_leads_from_a_scene_to_a_mesh(tmp_path: Path) -> None:
     from nbclient import NotebookClient
 
     book = nbformat.read(NOTEBOOK, as_version=4)
-    short = {"--time-limit {SECONDS}": "--time-limit 6 --eval-views 2 --turntable 0"}
+    short = {"--time-limit {SECONDS}": "--time-limit 5 --downscale 4 --eval-views 2 --turntable 0"}
     short |= {
-        "FACES = 100000": "FACES = 3000",
-        "RESOLUTION = 256": "RESOLUTION = 40",
-        "--texture": "--texture --density 1 --texture-size 512",
+        "FACES = 100000": "FACES = 1000",
+        "RESOLUTION = 256": "RESOLUTION = 24",
+        "--texture": "--texture --density 1 --texture-size 128",
     }
     short |= {"show(RUN)": "show(RUN, frames=3, width=64)"}
     assert all(any(old in cell.source for cell in book.cells) for old in short)
