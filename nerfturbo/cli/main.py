@@ -181,7 +181,7 @@ def _overview(arguments: list[str]) -> int:
     group = {verb: entry for verb, entry in VERBS.items() if verb.split()[0] == word}
     asked = not arguments or word in ("--help", "-h") or (group and arguments[1:] in (["--help"], ["-h"]))
     lines = [f"usage: nerfturbo {word if group else 'COMMAND'} ...", ""]
-    lines += [f"  {verb:<14}  {help_text}" for verb, (_, _, help_text) in (group or VERBS).items()]
+    lines += [f"  {verb:<17}  {help_text}" for verb, (_, _, help_text) in (group or VERBS).items()]
     lines += ["", "Every command explains itself: nerfturbo COMMAND --help. NERFTURBO_DEBUG=1 shows tracebacks."]
     lines += ["nerfturbo --install-completion [bash | zsh | fish] completes commands and flags by the tab key."]
     wrong = " ".join(arguments[:2]) if group else word

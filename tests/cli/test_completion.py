@@ -64,7 +64,10 @@ def test_bash_completes_commands_subcommands_and_flags(home: Path, capsys) -> No
 def test_other_shells_have_the_same_words(home: Path, shell: str) -> None:
     assert completion.install([shell], VERBS, show_help) == 0
     text = (home / FILES[shell]).read_text()
-    assert all(word in text for word in ("export mesh", "--faces", "cameras grid mesh onnx points web", "batch bench"))
+    assert all(
+        word in text
+        for word in ("export mesh", "--faces", "cameras grid mesh nerfstudio onnx points web", "batch bench")
+    )
 
 
 TYPED = {

@@ -43,6 +43,7 @@ SMALLER = {  # the same command with less to do
     r"--time-limit \d+": "--time-limit 0.1",
     r"--resolution \d+": "--resolution 16",
     r"--faces \d+": "--faces 100",
+    r"--texture$": "--texture --texture-size 64 --faces 100",
     r"--only 0 20-30": "--only 0",
     r"--pixel 400,320": "--pixel 8,8",
     r"--view 3": "--view 1",
