@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import rich
 from tyro.conf import Positional, arg
 
 from ..errors import InputError, refuse, require_run
@@ -165,18 +166,15 @@ def compare(argv: Sequence[str]) -> int:
     refuse(old["what"] != new["what"], str(args.new), f"a result of the same benchmark ({old['what']})", new["what"])
     changes = compare_records(old, new, args.noise)
     refuse(not changes, str(args.new), f"times, sizes or scores that {args.old} has too", "none")
-    worse = any(change.verdict == "worse" for change in changes)
-    if args.json:
-        print_json({"what": old["what"], "changes": [asdict(change) for change in changes]})
-        return int(worse)
-    from rich.console import Console
-
     table = make_table(old["what"], "measured", "old", "new", "noise", "verdict")
     for change in sorted(changes, key=lambda change: change.verdict == "same"):
         numbers = (f"{value:.4g}" for value in (change.old, change.new, change.noise))
         table.add_row(change.name, *numbers, change.verdict)
-    Console(highlight=False).print(table)
-    return int(worse)
+    if args.json:
+        print_json({"what": old["what"], "changes": [asdict(change) for change in changes]})
+    else:
+        rich.print(table)
+    return int(any(change.verdict == "worse" for change in changes))
 
 
 @dataclass(frozen=True)
@@ -294,10 +292,8 @@ def _publish(args: Measurement, record: Record, table: Table) -> None:
 
 
 def show_result(table: Table | Group, output: Path, *, as_json: bool) -> None:
-    from rich.console import Console
-
     if as_json:
         print(json.dumps(json.loads(output.read_text())))
-        return
-    Console(highlight=False).print(table)
-    print(output)
+    else:
+        rich.print(table)
+        print(output)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
-from ..errors import InputError, refuse
+from ..errors import InputError, did_you_mean, refuse
 from ..export import require_package
 from .common import PictureArgs, RunArgs, box_of, opened_for_pictures, opened_run
 from .flags import Box, Count, check_positive, check_within, parse
@@ -83,7 +83,8 @@ def render(argv: Sequence[str]) -> int:
 def _check(args: RenderArgs) -> None:
     check_positive({"--frames": args.frames, "--fps": args.fps, "--scale": args.scale})
     if args.path not in PATHS and not args.path.lower().endswith(".json"):
-        raise InputError("--path", "one of " + ", ".join(PATHS) + ", or a file ending in .json", repr(args.path))
+        expected = "one of " + ", ".join(PATHS) + ", or a file ending in .json"
+        raise InputError("--path", expected, repr(args.path), did_you_mean(args.path, PATHS))
     if args.path not in PATHS and not Path(args.path).is_file():
         raise InputError("--path", "a camera path", f"no such file {args.path}")
     refuse(args.dataparser is not None and args.path in PATHS, "--dataparser", "a --path FILE.json", repr(args.path))

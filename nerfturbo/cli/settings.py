@@ -76,7 +76,8 @@ def check_source(source: str, wanted: tuple[str, str] = ("a folder with a scene"
     name = source.removeprefix(BUILTIN_PREFIX)
     if name.startswith("-") or name in BUILTIN_SCENES or (name == source and Path(name).expanduser().exists()):
         return
-    hint = did_you_mean(name, BUILTIN_SCENES)
+    beside = [one.name for one in Path(name).expanduser().parent.glob("*")] if name == source else []
+    hint = did_you_mean(Path(name).name, [*BUILTIN_SCENES, *beside])
     hint = hint or f"give a scene folder, photos, a video, or a built-in scene: {', '.join(BUILTIN_SCENES)}"
     expected, got = wanted if name == source else ("a built-in scene", repr(name))
     raise InputError(source, expected, got, hint)

@@ -74,6 +74,7 @@ def test_a_camera_path_file_and_chosen_frames(nerfturbo: Nerfturbo, run_folder: 
     ("flags", "says"),
     [
         (["--path", "sideways"], "--path: expected one of auto, orbit"),
+        (["--path", "obrit"], "got 'obrit'; did you mean orbit?"),
         (["--path", "none.json"], "no such file none.json"),
         (["--only", "x"], "--only"),
         (["--only", "99"], "frames from 0 to 59"),

@@ -185,6 +185,12 @@ def test_a_mistyped_word_is_answered_with_the_one_that_was_meant(words: str) -> 
     assert run.returncode == 2 and MISTAKES[words] in run.stderr, run.stderr
 
 
+def test_a_mistyped_folder_is_answered_with_one_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "fox").mkdir()
+    run = _without_torch(["train", str(tmp_path / "fxo")])
+    assert run.returncode == 2 and "got no such folder; did you mean fox?" in run.stderr, run.stderr
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_mistyped_flag_of_every_verb_is_answered_in_one_line(verb: str) -> None:
     run = _without_torch([*verb.split(), "--zzz", "3"])
