@@ -41,8 +41,10 @@ class HashDensity(nn.Module):
 
     @property
     def bytes_per_sample(self) -> int:
-        """Of rendering, an estimate: a place, a position and the density on its way to a weight; the encoding."""
-        return 40 + self.encoding.layout.n_outputs * self.encoding.values.element_size()
+        """Of rendering, an estimate: a place, a position and the density on its way to a weight; on a GPU the encoding,
+        which a CPU never holds whole."""
+        values = self.encoding.values
+        return 40 + self.encoding.layout.n_outputs * values.element_size() * values.is_cuda
 
     def forward(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
         """(n,) >= 0 for world positions (n, 3)."""

@@ -50,7 +50,7 @@ def test_an_8k_frame_on_a_gpu():
     assert extra <= 1 << 28
 
 
-@pytest.mark.parametrize("stages", [(64, 24), (32,), (16, 64)])
+@pytest.mark.parametrize("stages", [(64, 24), (64,), (16, 64)])
 def test_parts_of_proposals_fill_their_budget_and_no_more(stages: tuple[int, ...]):
     box = Aabb.cube(1.0)
     layout = HashLayout(n_levels=5, n_features=2, log2_entries=8, base_resolution=4, max_resolution=32)
@@ -58,8 +58,9 @@ def test_parts_of_proposals_fill_their_budget_and_no_more(stages: tuple[int, ...
     span = RaySpan(near=0.05, far=100.0, warp="mixed")
     estimator = ProposalEstimator(densities, n_samples=12, coarse_samples=stages, span=span)
     field, cameras, budget = make_field(), make_camera(120, 90), 1 << 22
-    with PeakBytes() as peak:
-        image = render_view(field, estimator, cameras, 0, background=torch.ones(3), max_memory=budget)
+    for _ in range(2):  # the first makes what is kept
+        with PeakBytes() as peak:
+            image = render_view(field, estimator, cameras, 0, background=torch.ones(3), max_memory=budget)
     held = peak.n_bytes - 120 * 90 * PICTURE_BYTES
     assert image.rgb.shape == (90, 120, 3) and 0.4 * budget < held < 1.05 * budget
     sample_bytes = bytes_per_sample(field)
