@@ -50,7 +50,7 @@ def test_an_8k_frame_on_a_gpu():
     assert extra <= 1 << 28
 
 
-@pytest.mark.parametrize("stages", [(64, 24), (64,), (16, 64)])
+@pytest.mark.parametrize("stages", [(64, 24), (64,), (32,), (16, 64)])
 def test_parts_of_proposals_fill_their_budget_and_no_more(stages: tuple[int, ...]):
     box = Aabb.cube(1.0)
     layout = HashLayout(n_levels=5, n_features=2, log2_entries=8, base_resolution=4, max_resolution=32)
@@ -62,7 +62,8 @@ def test_parts_of_proposals_fill_their_budget_and_no_more(stages: tuple[int, ...
         with PeakBytes() as peak:
             image = render_view(field, estimator, cameras, 0, background=torch.ones(3), max_memory=budget)
     held = peak.n_bytes - 120 * 90 * PICTURE_BYTES
-    assert image.rgb.shape == (90, 120, 3) and 0.4 * budget < held < 1.05 * budget
+    least = 0.4 if max(stages) > 32 else 0.3  # below, the field is the limit, and its own estimate
+    assert image.rgb.shape == (90, 120, 3) and least * budget < held < 1.05 * budget
     sample_bytes = bytes_per_sample(field)
     everything = budget // (sum(stages) * PROPOSAL_BYTES + 12 * (sample_bytes + 64))  # all stages at once
     assert rays_at_once(estimator, budget, sample_bytes) > 1.2 * everything
