@@ -136,10 +136,9 @@ def _run_bounds(p_positions, i, n_used, stride_xn, stride_xc, scale, ix, iy, iz,
 def _backward_table_kernel(
     p_positions, p_grad, p_table, p_levels, p_scales, p_used, p_found_inf, p_scale, n, first_level,
     stride_xn, stride_xc, stride_gn, stride_gf,
-    LEVELS: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr, PAIR: tl.constexpr, RUNS: tl.constexpr,
+    F: tl.constexpr, BLOCK: tl.constexpr, PAIR: tl.constexpr, RUNS: tl.constexpr,
 ):  # fmt: skip
-    i_level = first_level + tl.program_id(0) % LEVELS
-    start = (tl.program_id(0) // LEVELS) * BLOCK
+    i_level, start = first_level + tl.program_id(1), tl.program_id(0) * BLOCK
     n_used = gpu.used_rows(p_used, n)
     if start < n_used:
         i = start + tl.arange(0, BLOCK)
@@ -212,12 +211,13 @@ def add_table_gradient(buffer, positions, grad, layout, n_used, found_inf) -> No
     for first, last, runs in ((0, n_coarse, True), (n_coarse, layout.n_levels, False)):
         block = RUN_BLOCK if runs else BLOCK
         if first < last:
-            _backward_table_kernel[(cdiv(n, block) * (last - first),)](
+            # Level after level: the cache holds one of them, not a whole table.
+            _backward_table_kernel[(cdiv(n, block), last - first)](
                 p_positions=positions, p_grad=grad, p_table=sums, p_levels=levels, p_scales=scales, p_used=n_used,
                 p_found_inf=found_inf, p_scale=scale, n=n, first_level=first,
                 stride_xn=positions.stride(0), stride_xc=positions.stride(1),
-                stride_gn=grad.stride(0), stride_gf=grad.stride(1), LEVELS=last - first, F=layout.n_features,
-                BLOCK=block, PAIR=pair, RUNS=runs, num_warps=RUN_WARPS if runs else WARPS,
+                stride_gn=grad.stride(0), stride_gf=grad.stride(1), F=layout.n_features, BLOCK=block, PAIR=pair,
+                RUNS=runs, num_warps=RUN_WARPS if runs else WARPS,
             )  # fmt: skip
     if inverse is not None:
         buffer.add_(sums.to(torch.float32) * inverse)
@@ -270,10 +270,9 @@ def store_level(p_out, b_pair, b_lone, i, m, i_level, stride, F: tl.constexpr):
 @launchable(do_not_specialize=["n"], do_not_specialize_on_alignment=["stride_xc", "stride_of"])
 def _forward_kernel(
     p_positions, p_table, p_out, p_levels, p_scales, p_used, n, stride_xn, stride_xc, stride_of,
-    LEVELS: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr,
+    F: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i_level = tl.program_id(0) % LEVELS
-    start = (tl.program_id(0) // LEVELS) * BLOCK
+    i_level, start = tl.program_id(1), tl.program_id(0) * BLOCK
     i = start + tl.arange(0, BLOCK)
     n_used = gpu.used_rows(p_used, n)
     b_pair = tl.zeros([BLOCK, 2 * F], tl.float32)
@@ -317,10 +316,10 @@ def encode_forward(positions: Tensor, table: Tensor, layout: HashLayout, n_used:
     out = gpu.feature_major(n, layout.n_outputs, table.dtype, table.device)
     if n:
         levels, scales = level_constants(layout, table.device)
-        _forward_kernel[(cdiv(n, BLOCK) * layout.n_levels,)](
+        _forward_kernel[(cdiv(n, BLOCK), layout.n_levels)](
             p_positions=positions, p_table=table, p_out=out, p_levels=levels, p_scales=scales, p_used=n_used, n=n,
             stride_xn=positions.stride(0), stride_xc=positions.stride(1), stride_of=out.stride(1),
-            LEVELS=layout.n_levels, F=layout.n_features, BLOCK=BLOCK, num_warps=WARPS,
+            F=layout.n_features, BLOCK=BLOCK, num_warps=WARPS,
         )  # fmt: skip
     return out
 
