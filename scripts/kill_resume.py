@@ -36,6 +36,7 @@ if __name__ == "__main__":
 
 from parallel import Case, Row, add_flags, import_modules, run, stay_small  # noqa: E402
 
+POLITE = (signal.SIGTERM, signal.SIGINT)
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 MOMENTS = ("anywhere", "anywhere", "in training", "inside a save", "inside a save", "while it scores")
 KINDS = ("train", "train", "train", "train", "export", "process")
@@ -85,9 +86,12 @@ class Base:
 
 
 def start(words: list[str], folder: Path) -> ForkProcess:
-    """The command in a forked process, which has imported everything: a kill lands in its work."""
+    """The command in a forked process, which has imported everything: a kill lands in its work, a polite one waits
+    until the work has begun."""
     process = multiprocessing.get_context("fork").Process(target=_command, args=(words, folder))
+    signal.pthread_sigmask(signal.SIG_BLOCK, POLITE)
     process.start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, POLITE)
     return process
 
 
@@ -105,11 +109,14 @@ def _command(words: list[str], folder: Path) -> None:
     os.chdir(folder)
     code: object = 1
     try:
-        code = main(words)
-    except SystemExit as end:
-        code = end.code
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, POLITE)
+        try:
+            code = main(words)
+        except SystemExit as end:
+            code = end.code
+        signal.pthread_sigmask(signal.SIG_BLOCK, POLITE)
     except KeyboardInterrupt:
-        code = 130  # before the command has begun
+        code = 130  # before the command has begun, or after its end
     finally:
         atexit._run_exitfuncs()
     sys.exit(code)

@@ -94,7 +94,7 @@ MORE = {
     "ops/march/reference.py": "sampling/test_occupancy_grid.py",
 }
 NEAR = {name: f"{tests} {MORE[name]}" if name in MORE else tests for name, tests in NEAR.items()}
-# Kernels: numba's have the tests of their reference, Triton's run interpreted.
+# Kernels: numba's have the tests of their reference, Triton's run interpreted where there is no GPU.
 NEAR |= {name.replace("reference", "cpu"): tests for name, tests in NEAR.items() if name.startswith("ops/")}
 TRITON = ("adam", "composite", "hash_encode", "march", "packed", "mlp")
 KERNELS = {
@@ -340,12 +340,14 @@ def main() -> int:
     parser.add_argument("--work", type=Path, help="keep there what the next run needs again: a tree with its kernels")
     args = parser.parse_args()
     stay_small()
-    os.environ["TRITON_INTERPRET"] = "1"  # as the tests set it, too late for a triton that is already imported
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # the other check would leave forked processes without a GPU
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"  # as the tests set it, too late for a triton that is already imported
     for name in ("numba", "hypothesis", "triton", "torchmetrics", "pytest"):
         with contextlib.suppress(ImportError):
             __import__(name)
-    import torch
-
     torch.set_num_threads(1)
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
