@@ -78,10 +78,12 @@ NEAR: dict[str, str] = {
 # Those that take longer.
 MORE = {
     "sampling/geometry.py": "data/test_keypoints.py data/test_builtin_geometry.py",
-    "sampling/grid.py": "viewer/test_panel.py rendering/test_image.py training/test_cull_unseen.py",
+    "sampling/grid.py": "sampling/test_geometry.py viewer/test_panel.py rendering/test_image.py "
+    "training/test_cull_unseen.py",
     "sampling/uniform.py": "sampling/test_proposals.py training/test_proposed.py",
     "sampling/proposals.py": "rendering/test_memory.py",
-    "rendering/losses.py": "training/test_step.py",
+    "rendering/losses.py": "training/test_step.py training/test_proposed.py",
+    "rendering/render.py": "export/test_frames.py",
     "training/loss.py": "data/test_error_map.py training/test_proposed.py training/test_quality.py",
     "training/optim.py": "training/test_precision.py training/test_lightning.py",
     "training/stability.py": "training/test_monitor.py",

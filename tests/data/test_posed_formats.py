@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from nerfturbo.data.formats import llff, posed
-from nerfturbo.data.formats.colmap import N_PARAMETERS, ColmapCamera, lens_of, read_features
+from nerfturbo.data.formats.colmap import N_PARAMETERS, ColmapCamera, lens_of, load_points, read_features
 from nerfturbo.data.formats.posed import unit_times
 from nerfturbo.data.images import decode_image, save_image
 from nerfturbo.data.options import LoadOptions
@@ -183,6 +183,12 @@ def test_features_that_show_no_point_are_left_out(tmp_path: Path) -> None:
     file.write_text("7 1 0 0 0 0 0 0 1 a.png\n1.5 2.5 3 4 5 -1 nan 6 8 7 inf 9 8.5 9.5 0\n")
     ((number, pixels, points),) = read_features(file)
     assert (number, pixels.tolist(), points.tolist()) == (7, [[1.5, 2.5], [8.5, 9.5]], [3, 0])
+
+
+def test_points_of_a_model_are_read_and_a_folder_without_one_has_none(tmp_path: Path) -> None:
+    cloud = load_points(folders.write_colmap(tmp_path / "s", model=1, parameters=[30.0, 30.0, 12.0, 8.0]))
+    assert cloud is not None and len(cloud.positions) > 0
+    assert load_points(tmp_path) is None
 
 
 def test_colmap_spheres(tmp_path: Path) -> None:

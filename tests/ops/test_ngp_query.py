@@ -102,3 +102,10 @@ def test_the_reference_leaves_out_unused_rows() -> None:
     weights = NgpWeights(*(inputs[name] for name in NgpWeights._fields))
     with use_backend("reference"):
         assert skips_unused(inputs["table"], weights) is True  # as its docstring says: rendering may ask for many
+        seen = inputs["positions"], inputs["directions"], None, NgpGrid(inputs["table"], SMALL_LAYOUT), weights
+        whole = ngp_query(*seen)
+        for used in (0, 3, 4):
+            part = ngp_query(*seen, n_used=torch.tensor(used, dtype=torch.int32))
+            for mine, theirs in zip(part, whole, strict=True):
+                assert mine.shape == theirs.shape
+                assert_close("used rows", mine[:used], theirs[:used])

@@ -9,6 +9,7 @@ from torch import Tensor
 from nerfturbo.errors import InputError
 from nerfturbo.ops import GradientSink, use_backend
 from nerfturbo.ops.voxels import VoxelIndex, VoxelTables, voxel_density, voxel_lookup
+from nerfturbo.ops.voxels.reference import node_rows
 
 from .cases import Target, assert_close, compare, generator, make_positions, require, spare_interpreter
 from .voxel_cases import index_to, make_tables, make_voxels
@@ -74,6 +75,7 @@ def test_exact_at_stored_nodes_and_empty_at_missing_ones(target: Target) -> None
     tables = make_tables(nodes.shape[0], 1)
     places = torch.arange((resolution + 1) ** 3)[:: target.pick(1, 40)]
     xyz = torch.stack([places // 144, places // 12 % 12, places % 12], -1)
+    assert set(node_rows(index, *xyz.unbind(-1)).tolist()) <= {-1, *range(nodes.shape[0])}
     truth = torch.full((12**3,), index.empty)
     truth[nodes.long()] = tables.density
     with use_backend(target.backend):  # type: ignore[arg-type]

@@ -41,6 +41,7 @@ def test_starts_full_and_learns_the_ball():
 def test_cell_positions_agree_with_lookup():
     """A grid with one occupied cell is found exactly at that cell's points, on every level."""
     grid = make_grid(levels=3)
+    assert grid.outer_aabb == BOX.scaled(4.0)
     for cell in (5, 16**3 + 7, 2 * 16**3 + 4095):
         occupied = torch.zeros(grid.n_cells, dtype=torch.bool)
         occupied[cell] = True

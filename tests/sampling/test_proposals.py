@@ -61,6 +61,9 @@ def test_a_span_ends_at_its_box_and_misses_are_empty():
     assert t[0].tolist() == [2.0, 3.0, 4.0] and float(t[1].diff().abs().max()) == 0.0
     cropped = span.inside(Aabb((-1.0, -1.0, 0.0), (1.0, 1.0, 1.0)))
     assert cropped.distances(torch.tensor([[0.0, 1.0]]).repeat(2, 1), rays)[0].tolist() == [3.0, 4.0]
+    for unit in (1.0, 2.0):  # what distances are counted in moves what lies between, not the ends
+        t = RaySpan(near=0.5, far=8.0, unit=unit, warp="mixed").distances(torch.tensor([[0.0, 0.5, 1.0]]), rays[:1])[0]
+        torch.testing.assert_close(t[[0, 2]], torch.tensor([0.5, 8.0]))
     with pytest.raises(InputError, match="box"):
         span.inside(Aabb.cube(1.0, (9.0, 0.0, 0.0)))
     with pytest.raises(InputError, match="far"):
@@ -178,6 +181,7 @@ def test_inactive_rays_are_the_tail():
     weights = torch.zeros(20)
     weights[:8] = 0.2
     own = estimator.sample(rays_along_z(5)[slice(0, 2)])
+    assert torch.equal(samples.t_starts[:8], own.t_starts) and torch.equal(samples.t_ends[:8], own.t_ends)
     with torch.no_grad():
         found, alone = estimator.loss(samples, weights), estimator.loss(own, weights[:8])
     assert float(found) == pytest.approx(float(alone), rel=1e-5)

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from nerfturbo.errors import CheckpointError
@@ -28,6 +30,7 @@ from nerfturbo.training.checkpoint import (
     list_checkpoints,
     load_tensors,
     read_state,
+    read_tensors,
     save_checkpoint,
 )
 
@@ -166,6 +169,12 @@ def test_version_1_is_read(tmp_path: Path) -> None:
         read_state(path)
 
 
+def test_one_factor_of_the_focal_length_becomes_one_for_each_axis(tmp_path: Path) -> None:
+    save_file({"photos.focal": torch.arange(3.0)}, tmp_path / "tensors.safetensors")
+    (focal,) = read_tensors(tmp_path / "tensors.safetensors").values()
+    assert focal.tolist() == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+
+
 @contextmanager
 def largest_file(n_bytes: int) -> Iterator[None]:
     """Writes past this size fail as on a full disk, by the system itself."""
@@ -208,7 +217,11 @@ def test_saving_a_step_again_keeps_one_of_the_two_at_every_moment(
         patch.setattr(module.os, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
             save_checkpoint(tmp_path, replace(state(1), n_rays=7), model(), None)
-    assert [read_state(path) for path in list_checkpoints(tmp_path)] == [state(1)]
+    (aside,) = list_checkpoints(tmp_path)
+    assert read_state(aside) == state(1)
+    shutil.copytree(aside, tmp_path / "step_00000001")  # killed a moment later: both are there, one counts
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step_00000001"]
+    shutil.rmtree(tmp_path / "step_00000001")
     save_checkpoint(tmp_path, replace(state(1), n_rays=8), model(), None)
     assert [(path.name, read_state(path).n_rays) for path in list_checkpoints(tmp_path)] == [("step_00000001", 8)]
 

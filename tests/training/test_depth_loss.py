@@ -81,6 +81,16 @@ def test_rays_that_did_not_fit_count_for_nothing(monkeypatch: pytest.MonkeyPatch
     assert 0 < int(seen[0]) < 64 and math.isfinite(loss.item()) and loss.item() < FARTHEST
 
 
+def test_it_is_a_mean_over_weighted_rays() -> None:
+    config, found = replace(tiny_config(), loss=LossConfig(depth=1.0)), []
+    for factor in (1.0, 4.0):
+        known = ball_keypoints(ball_scene())
+        known = Keypoints(known.rays, known.distances, known.weights * factor)
+        model = Trainer(config, replace(ball_scene(), keypoints=known)).model
+        found.append(depth_loss(model, step=0, fixed=False, first=0, place=place_samples).item())
+    assert 0.0 < found[0] <= FARTHEST and found[1] == pytest.approx(found[0])
+
+
 def test_known_depths_of_ones_own_are_taken_and_checked() -> None:
     scene = ball_scene()
     config = replace(tiny_config(steps=2), loss=LossConfig(depth=0.1))

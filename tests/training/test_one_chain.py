@@ -10,8 +10,9 @@ import torch
 
 from nerfturbo.config import Config, FactorConfig, LossConfig, NgpConfig, OptimConfig, VanillaConfig
 from nerfturbo.errors import InputError
-from nerfturbo.fields.field import table_parameters
+from nerfturbo.fields.field import offers, table_parameters
 from nerfturbo.ops import use_backend
+from nerfturbo.training import loss as loss_module
 from nerfturbo.training.loss import compute_loss, draw_background
 from nerfturbo.training.trainer import Trainer
 
@@ -40,6 +41,18 @@ def test_near_gradients_count_for_every_field_and_number_of_rays(field: str, ray
     config = replace(config, train=replace(config.train, rays_per_pixel=rays))
     near = replace(config, loss=LossConfig(near_gradient=100.0))  # everything is nearer than that
     assert 0.0 < gradient_norm(near) < 0.01 * gradient_norm(config)
+
+
+def test_losses_are_the_same_with_and_without_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Activations, compositing and losses in one op, or one after another."""
+    losses = LossConfig(distortion=0.3, sparsity=0.5, opacity=0.2)
+    config, found = replace(tiny_config(), field=FIELDS["ngp"], loss=losses), []
+    for hidden in ("", "sample_logits"):
+        monkeypatch.setattr(loss_module, "offers", lambda x, name, hidden=hidden: name != hidden and offers(x, name))
+        trainer = Trainer(config, ball_scene())
+        result = compute_loss(trainer.model, trainer.pixels.draw(0, 64), torch.zeros(64, 3), step=0)
+        found.append([result.loss.item(), result.mse.item()])
+    assert found[0] == pytest.approx(found[1], rel=1e-4) and found[0][0] > 2.0 * found[0][1]
 
 
 def lightning_model(config: Config, scene: Any, steps: int) -> Any:
