@@ -115,6 +115,7 @@ NAMES |= {"sin": "cos", "cos": "sin", "floor": "ceil", "sum": "mean", "mean": "s
 NAMES |= {"minimum": "maximum", "maximum": "minimum", "zeros": "ones", "zeros_like": "ones_like", "cumsum": "cumprod"}
 
 
+REDUCED = ("amin", "amax", "all", "any", "cumsum", "cumprod", "mean", "norm", "prod", "softmax", "sum")  # along an axis
 SYMMETRIC = ("min", "max", "minimum", "maximum", "promote_types")  # in their first two arguments
 # What decides no result: how large the pieces of work are, how a kernel is compiled, what is checked besides.
 PIECES = re.compile(r"AT_ONCE|CHUNK|BLOCK|GRAIN|PART|shared|num_warps|num_stages|strict=|@jit|lru_cache|pin_memory")
@@ -149,6 +150,8 @@ def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
         starred = any(isinstance(arg, ast.Starred) for arg in node.args[:2])
         if len(node.args) >= 2 and not starred and name not in SYMMETRIC:
             yield "two arguments are swapped", _with(node, args=[node.args[1], node.args[0], *node.args[2:]])
+        if name in REDUCED and [ast.unparse(arg) for arg in node.args] == ["-1"]:
+            yield "another axis", _with(node, args=[ast.Constant(0)])
         if name in NAMES:
             field = "attr" if isinstance(node.func, ast.Attribute) else "id"
             yield f"{name} becomes {NAMES[name]}", _with(node, func=_with(node.func, **{field: NAMES[name]}))
@@ -180,6 +183,8 @@ def bugs_of(tree: ast.Module) -> list[tuple[int, str, ast.AST, ast.AST]]:
             and ast.unparse(node.value) in ("-1", "True")
         ):
             passed.append(node.value)  # 1 is the same axis as -1 where there are two: see `changes`
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in REDUCED:
+            passed += [arg for arg in node.args if ast.unparse(arg) == "-1"]
         if isinstance(node, ast.stmt) and not hasattr(node, "body") and PIECES.search(ast.unparse(node)):
             passed.append(node)
         passed += getattr(node, "decorator_list", [])
