@@ -333,6 +333,7 @@ def process_case(base: Base, folder: Path, draw: random.Random) -> Row:
 def prepare_bases(root: Path, data: str | None, flags: list[str], kinds: list[str]) -> list[Base]:
     """The scene, photos for COLMAP, and a run that is left alone for each set of flags."""
     from nerfturbo.data.formats.transforms import write_blender
+    from tests.data.photo_scene import write_photos
     from tests.tiny import TINY_FLAGS, ball_scene
 
     if data is None:
@@ -342,8 +343,7 @@ def prepare_bases(root: Path, data: str | None, flags: list[str], kinds: list[st
     else:
         sets = [flags]
     if "process" in kinds and shutil.which("colmap") is not None:
-        finished(["scene", "write", "toybox", str(root / "toybox"), "--train-views", "12", "--test-views", "1"], root)
-        shutil.copytree(next((root / "toybox").glob("train")), root / "photos")
+        write_photos(root / "photos", 7)
     bases = []
     for index, chosen in enumerate(sets):
         folder = root / str(index)

@@ -101,6 +101,7 @@ NEAR |= {name.replace("reference", "cpu"): tests for name, tests in NEAR.items()
 TRITON = ("adam", "composite", "hash_encode", "march", "packed", "mlp")
 KERNELS = {
     "mlp": "kernels/test_fused_mlp.py kernels/test_wide_mlp.py",
+    "hash_encode": "kernels/test_hash_encode.py ops/test_hash_encode.py ops/test_fade_levels.py",
     "march": "kernels/test_march.py ops/test_march.py",
     "composite": "kernels/test_composite.py ops/test_composite.py ops/test_merge_weak_samples.py",
 }
