@@ -45,6 +45,10 @@ LONGEST = (
     "cli/test_torchrun.py",
     "viewer/test_browser.py",
     "cli/test_export_web.py",  # these have few tests, and would come last
+    "bench/test_continued.py",
+    "training/test_cameras.py",
+    "viewer/test_notebook.py",
+    "fuzz/test_commands.py",
     "training/test_kill.py",
     "cli/test_slurm.py",
     "bench/test_precision.py",
