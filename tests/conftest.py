@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import signal
@@ -44,6 +45,10 @@ LONGEST = (
     "cli/test_torchrun.py",
     "viewer/test_browser.py",
     "cli/test_export_web.py",  # these have few tests, and would come last
+    "bench/test_continued.py",
+    "training/test_cameras.py",
+    "viewer/test_notebook.py",
+    "fuzz/test_commands.py",
     "training/test_kill.py",
     "cli/test_slurm.py",
     "bench/test_precision.py",
@@ -83,6 +88,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported lives to the end: each `gc.collect()` of a trial or a trainer would take a second to see so."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

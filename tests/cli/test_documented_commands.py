@@ -55,6 +55,9 @@ SMALLER = {  # the same command with less to do
     r"--sampler.n-samples \d+": "--sampler.n-samples 8",
 }
 SMALL = ["--train.batch-samples", "256", "--train.max-rays", "16", "--grid.resolution", "8"]
+SMALL += ["--render.steps-per-diagonal", "32"]
+SMALL_FIELD = ["--field.n-levels", "2", "--field.log2-entries", "10", "--field.max-resolution", "32"]
+SMALL_FIELD += ["--field.width", "16"]  # of the presets that have a hash grid
 
 
 class ParsedError(Exception):
@@ -100,7 +103,7 @@ def test_documented_commands_parse(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 def trained_on(scene: Path, run: Path, steps: int) -> Path:
-    flags = [*SMALL, "--steps", str(steps), "--turntable", "0", "--output", str(run)]
+    flags = [*SMALL, *SMALL_FIELD, "--steps", str(steps), "--turntable", "0", "--output", str(run)]
     assert command.main(["train", str(scene), *flags]) == 0
     return run
 
@@ -135,6 +138,7 @@ def smaller(text: str) -> list[str]:
                 "runs/again" if word in RUNS and words[i - 1] == "--output" else word for i, word in enumerate(words)
             ]
             words += [*SMALL, "--turntable", "0", "--eval-views", "1", "--overwrite"]
+            words += [] if {"voxels", "my_field.py:MyField"} & set(words) else SMALL_FIELD
             words += [] if {"--steps", "--time-limit"} & set(words) else ["--steps", "2"]
             words += ["--downscale", "8"] if text in ("nerfturbo train", "nerfturbo train seesaw") else []
         case "render":
@@ -144,9 +148,9 @@ def smaller(text: str) -> list[str]:
             words += ["--tune-steps", "1", "--eval-views", "1"] if words[1] == "web" else []
             words += ["--resolution", "16"] if words[1] == "mesh" and "--resolution" not in words else []
         case "tune":
-            words += [*SMALL, "--steps", "2", "--max-batch", "1024"]
+            words += [*SMALL, *SMALL_FIELD, "--steps", "2", "--max-batch", "1024"]
         case "profile":
-            words += [*SMALL, "--warm-steps", "2"]
+            words += [*SMALL, *SMALL_FIELD, "--warm-steps", "2"]
     return words
 
 

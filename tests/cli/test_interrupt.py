@@ -18,6 +18,7 @@ from nerfturbo.cli.main import run_command
 from nerfturbo.training.checkpoint import latest_checkpoint, list_checkpoints, read_state
 
 from ..tiny import TINY_FLAGS
+from .conftest import Nerfturbo
 
 COMMAND = [sys.executable, "-c", "import sys; from nerfturbo.cli.main import main; sys.exit(main())"]
 
@@ -40,7 +41,7 @@ def wait_for_checkpoint(process: subprocess.Popen[str], run: Path) -> None:
 @pytest.mark.parametrize("trainer", ["native", "lightning"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_saves_says_how_to_resume_and_resuming_works(
-    scene: Path, tmp_path: Path, number: int, trainer: str
+    nerfturbo: Nerfturbo, scene: Path, tmp_path: Path, number: int, trainer: str
 ) -> None:
     if trainer == "lightning":
         pytest.importorskip("lightning")
@@ -61,9 +62,8 @@ def test_interrupt_saves_says_how_to_resume_and_resuming_works(
     assert words == ["train", "--resume", str(run), "--backend", "reference"]
     assert not (run / "metrics.json").exists()
 
-    again = start(*words, "--steps", saved + 3, "--turntable", 0)
-    out, err = again.communicate(timeout=90)
-    assert again.returncode == 0, err
+    again = nerfturbo(*words, "--steps", saved + 3, "--turntable", 0)
+    assert again.code == 0, again.err
     assert read_state(latest_checkpoint(run)).step == saved + 3
     assert (run / "metrics.json").is_file()
 

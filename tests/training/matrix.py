@@ -139,6 +139,8 @@ def train_lightning(name: str, team: Team, precision: str) -> Outcome:
         strategy="auto" if team.alone else "ddp",
         precision="32-true" if precision == "fp32" else "bf16-mixed",
         callbacks=[Keep()],
+        limit_val_batches=1,  # a view of it at the end, which takes as long as all steps
+        num_sanity_val_steps=0,
         **QUIET,
     )
     trainer.fit(module, NerfData(config, (scene_for(config), scene_for(config, "test"))))

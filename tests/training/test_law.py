@@ -12,8 +12,8 @@ import hashlib
 import logging
 import os
 import warnings
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -243,6 +243,10 @@ def digest_of(*tensors: torch.Tensor) -> str:
     return digest.hexdigest()
 
 
+class PartedError(Exception):
+    """Nothing else is to happen."""
+
+
 class Watch(pl.Callback):
     """What weights and grid were after each step; ends a run at the first step where they are not the `expected`."""
 
@@ -261,6 +265,20 @@ class Watch(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
         trainer.should_stop |= self.has_parted(pl_module.model)
 
+    @contextmanager
+    def from_inside(self) -> Iterator[None]:
+        """Looks from inside of the steps, where no callback is to know of it."""
+        advance = Trainer.advance
+
+        def watched(trainer: Trainer, *options: Any) -> Any:
+            record = advance(trainer, *options)
+            if self.has_parted(trainer.model):
+                raise PartedError
+            return record
+
+        with suppress(PartedError), patch.object(Trainer, "advance", watched):
+            yield
+
 
 def native(config: Config, name: str, watch: Watch, team: Team | None = None) -> Trainer:
     if team is not None:
@@ -277,7 +295,9 @@ def lightning(config: Config, name: str, watch: Watch, *, captured: bool, device
     scenes = scenes_of(config) if config.data.source.startswith("builtin") else None  # else the data module opens them
     callbacks = [] if captured else [watch]  # captured steps are queued at once where nobody looks in between
     flags = QUIET | {"accelerator": "cpu", "limit_val_batches": 0, "devices": devices, "callbacks": callbacks}
-    pl.Trainer(**flags, strategy="ddp" if devices > 1 else "auto").fit(module, NerfData(config, scenes))
+    trainer = pl.Trainer(**flags, strategy="ddp" if devices > 1 else "auto")
+    with watch.from_inside() if captured else nullcontext():
+        trainer.fit(module, NerfData(config, scenes))
     assert module.engine is not None
     return module.engine
 

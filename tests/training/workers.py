@@ -32,7 +32,7 @@ from nerfturbo.types import Rays
 from ..tiny import ball_scene, tiny_config
 
 Work = Callable[..., Any]
-HANG = 5.0  # for the 60 s of `distributed.HANG_SECONDS`
+HANG = 3.0  # for the 60 s of `distributed.HANG_SECONDS`
 QUIET: dict[str, Any] = {
     "enable_progress_bar": False,
     "enable_model_summary": False,
@@ -218,7 +218,7 @@ def wait_for_one(team: Team, folder: str) -> dict[str, Any]:
     distributed.HANG_SECONDS, distributed.SILENT_SECONDS = HANG, 4.0
     (Path(folder) / f"{team.rank}.pid").write_text(str(os.getpid()))
     found: dict[str, Any] = {}
-    time.sleep(1.5 * HANG if team.rank == 2 else 0.0)
+    time.sleep(1.7 * HANG if team.rank == 2 else 0.0)
 
     def sleep(trainer: Trainer, record: StepRecord) -> None:
         time.sleep(0.5 * HANG if trainer.team.rank == 1 and record.step == 2 else 0.0)
@@ -226,7 +226,7 @@ def wait_for_one(team: Team, folder: str) -> dict[str, Any]:
     def look(trainer: Trainer, record: StepRecord) -> None:
         if trainer.team.rank == 0 and record.step == 2:
             with trainer.clock_stopped():
-                time.sleep(1.5 * HANG)
+                time.sleep(1.7 * HANG)
 
     def stop(trainer: Trainer, record: StepRecord) -> None:
         if trainer.team.rank == 1 and record.step == 3:

@@ -87,7 +87,7 @@ def test_the_notebook_leads_from_a_scene_to_a_mesh(tmp_path: Path) -> None:
     from nbclient import NotebookClient
 
     book = nbformat.read(NOTEBOOK, as_version=4)
-    short = {"--time-limit {SECONDS}": "--time-limit 5 --downscale 4 --eval-views 2 --turntable 0"}
+    short = {"--time-limit {SECONDS}": "--steps 60 --downscale 4 --eval-views 2 --turntable 0"}
     short |= {
         "FACES = 100000": "FACES = 1000",
         "RESOLUTION = 256": "RESOLUTION = 24",
