@@ -150,7 +150,8 @@ def interrupts_arrive() -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN)  # a timer may be raising it just now
         for timer in timers:
             timer.cancel()
-            timer.join()
+            if timer.is_alive():  # not one whose start was interrupted
+                timer.join()
         sys.unraisablehook = report
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -8,13 +8,15 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from numba.core.compiler_lock import global_compiler_lock
 
-from nerfturbo.cli.main import run_command
+from nerfturbo.cli.main import interrupts_arrive, run_command
 from nerfturbo.training.checkpoint import latest_checkpoint, list_checkpoints, read_state
 
 from ..tiny import TINY_FLAGS
@@ -124,6 +126,15 @@ def test_an_interrupt_inside_a_callback_of_c_is_not_lost(name: str) -> None:
     program = [sys.executable, "-c", CALLED_BY_C.format(name=name)]
     run = subprocess.run(program, capture_output=True, text=True, timeout=50)
     assert (run.returncode, run.stderr) == (130, "interrupted\n")
+
+
+def test_an_interrupt_while_another_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(timer: threading.Timer) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Timer, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt), interrupts_arrive():
+        sys.unraisablehook(SimpleNamespace(exc_type=KeyboardInterrupt))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
