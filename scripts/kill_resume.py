@@ -8,7 +8,7 @@ A case is one command that is killed (SIGKILL, SIGTERM or SIGINT) up to five tim
 (anywhere, inside a save, or while it scores), an export, or COLMAP's stages where COLMAP is installed. After every kill
 of a training run the newest checkpoint must load, be no older than the last one seen, and hold all but the steps since
 the last save. In the end its weights, its log and its scores, or the exported file, must be those of a run that was
-left alone, to the bit. Flags behind `--` go to `nerfturbo train`; for a GPU, take deterministic ones.
+left alone, to the bit. Flags behind `--` go to `nerfturbo train`; with `--device cuda` in deterministic mode.
 """
 
 from __future__ import annotations
@@ -96,8 +96,13 @@ def start(words: list[str], folder: Path) -> ForkProcess:
 
 
 def _command(words: list[str], folder: Path) -> None:
+    import torch
+
     from nerfturbo.cli.main import main
 
+    if "cuda" in words:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.use_deterministic_algorithms(True)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     atexit._clear()  # what the tool itself does at its end
