@@ -235,8 +235,10 @@ def test_a_bake_keeps_its_budget_and_comes_close_to_the_field(model: NerfModel, 
         budget_bytes=400_000, bytes_per_byte=4 / 3, tune_seconds=600.0, n_rays=1 << 13, tune_steps=41
     )
     said: list[str] = []
+    shares: dict[str, list[float]] = {}
     with use_backend("cpu"):
-        result = bake(model, scene.cameras, settings, say=said.append)
+        told = lambda share: shares.setdefault(said[-1].split()[0], []).append(share)  # noqa: E731
+        result = bake(model, scene.cameras, settings, say=said.append, progress=told)
         found = score(model, result.baked, test)
         small = bake(model, scene.cameras, replace(settings, budget_bytes=4_500, tune_seconds=0.01))
     assert result.data_bytes * 4 / 3 <= 400_000 and result.baked.n_features == 4 and result.tune_steps == 41
@@ -244,6 +246,9 @@ def test_a_bake_keeps_its_budget_and_comes_close_to_the_field(model: NerfModel, 
     assert found.fetches_per_pixel > found.steps_per_pixel > 1.0
     assert small.data_bytes * 4 / 3 <= 4_500 and small.baked.n_features == 0
     assert [words.split()[0] for words in said] == ["looking", "choosing", "asking", "fine-tuning", "packing"]
+    for stage, least in {"looking": 1, "choosing": 1, "asking": 2, "fine-tuning": 41}.items():
+        told = shares[stage]
+        assert len(told) >= least and told == sorted(told) and told[0] >= 0.0 and told[-1] <= 1.0, (stage, told)
     facts = PageFacts("a <b> & </script>", found, 1.0)
     size = write_page(tmp_path / "a.html", result, scene.cameras, facts)
     text = (tmp_path / "a.html").read_text("utf-8")

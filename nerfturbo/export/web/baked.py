@@ -134,12 +134,13 @@ class Chunk:
         return place | {"raw": self.raw_bytes, "bytes": len(self.content)}
 
 
-def pack(baked: Baked, *, level: int = 9) -> list[Chunk]:
-    """All chunks of a scene, deflated at a level of zlib."""
+def pack(baked: Baked) -> list[Chunk]:
+    """All chunks of a scene, deflated: residuals repeat nothing but themselves, so that only runs are looked for."""
     blocks = baked.blocks
 
     def chunk(kind: str, first: int, last: int, content: bytes) -> Chunk:
-        return Chunk(kind, first, last, len(content), zlib.compress(content, level))
+        stream = zlib.compressobj(strategy=zlib.Z_DEFAULT_STRATEGY if kind == "blocks" else zlib.Z_RLE)
+        return Chunk(kind, first, last, len(content), stream.compress(content) + stream.flush())
 
     kept = np.packbits((blocks.texels < blocks.n_vertices).cpu().numpy(), axis=1, bitorder="little")
     structure = blocks.blocks.cpu().numpy().astype("<u2").tobytes() + kept.tobytes()
