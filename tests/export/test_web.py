@@ -206,6 +206,15 @@ def test_bytes_unpack_to_what_was_packed(features: bool, monkeypatch: pytest.Mon
     )
 
 
+def test_values_that_were_learned_take_less_than_where_repeats_are_looked_for() -> None:
+    baked, draw = make_baked(2, voxel=0.03), torch.Generator().manual_seed(0)
+    assert sum(len(chunk.content) for chunk in pack(baked)) < 0.2 * baked.values.numel()  # what repeats itself
+    noise = 4.0 * torch.randn(baked.values.shape, generator=draw)
+    _, *chunks = pack(replace(baked, values=(baked.values + noise).clamp(0.0, 255.0).to(torch.uint8)))
+    usual = [len(zlib.compress(zlib.decompress(chunk.content), 9)) for chunk in chunks]
+    assert sum(len(chunk.content) for chunk in chunks) < 0.98 * sum(usual)
+
+
 def test_the_reference_walks_as_a_march_through_all_cells_does() -> None:
     """Leaps over empty blocks change nothing: a plain march with the same step gives the same opacity and depth."""
     baked, cameras = replace(make_baked(2), near=0.0), make_cameras(24)

@@ -240,7 +240,7 @@ def _within_budget(
                 return blocks, values, size / settings.bytes_per_byte
         shrink = math.sqrt(0.97 * SLACK * settings.budget_bytes / size)
         if features and finest.voxel / lattice.voxel * shrink < PLAIN_BELOW:
-            features = False
+            features, lattice, seen = False, finest, cells
             continue
         lattice = Lattice.around(finest.box, lattice.voxel / shrink, finest.levels)
         seen = teacher.on_coarser(cells, finest, lattice)

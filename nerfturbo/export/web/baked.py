@@ -135,12 +135,13 @@ class Chunk:
 
 
 def pack(baked: Baked) -> list[Chunk]:
-    """All chunks of a scene, deflated: residuals repeat nothing but themselves, so that only runs are looked for."""
+    """All chunks of a scene, deflated: what was learned is the smallest where only runs are looked for, not repeats."""
     blocks = baked.blocks
 
     def chunk(kind: str, first: int, last: int, content: bytes) -> Chunk:
-        stream = zlib.compressobj(strategy=zlib.Z_DEFAULT_STRATEGY if kind == "blocks" else zlib.Z_RLE)
-        return Chunk(kind, first, last, len(content), stream.compress(content) + stream.flush())
+        streams = [zlib.compressobj(4, strategy=strategy) for strategy in (zlib.Z_RLE, zlib.Z_DEFAULT_STRATEGY)]
+        smallest = min((stream.compress(content) + stream.flush() for stream in streams), key=len)
+        return Chunk(kind, first, last, len(content), smallest)
 
     kept = np.packbits((blocks.texels < blocks.n_vertices).cpu().numpy(), axis=1, bitorder="little")
     structure = blocks.blocks.cpu().numpy().astype("<u2").tobytes() + kept.tobytes()
