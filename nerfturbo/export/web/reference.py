@@ -74,11 +74,10 @@ def trace(baked: Baked, origins: Tensor, directions: Tensor, background: Tensor)
         found = torch.nn.functional.embedding_bag(index, texels, per_sample_weights=weights, mode="sum") / 255.0
         thickness = decode_density(found[:, DENSITY], 1.0) * STEP
         weight = walk.sums[:, -3] * (1.0 - torch.exp(-thickness)) * inside
-        shown = (thickness > 0.0) & (baked.n_features > 0)
         carried = [found[:, :3], meant_features(found[:, N_BASE:]), torch.stack([walk.t, -torch.ones_like(weight)], 1)]
         walk.sums[:, :-2].addcmul_(weight[:, None], torch.cat(carried, dim=1))
         walk.sums[:, -2] += going
-        walk.sums[:, -1] += inside * (1.0 + shown)
+        walk.sums[:, -1] += inside * (1.0 + ((thickness > 0.0) & (baked.n_features > 0)))
         walk.sums[fresh, -1] += 1.0
         walk.t += walk.step * inside
     result[walk.rays] = walk.sums
