@@ -43,13 +43,13 @@ class DistributedError(NerfturboError, RuntimeError):
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:
     """
-    >>> did_you_mean("trian", ["train", "eval"]), did_you_mean("x", ["train"])
-    ('did you mean train?', '')
+    >>> did_you_mean("trian", ["train", "eval"]), did_you_mean("x", ["train"]), did_you_mean("mehs", {"mesh": "a mesh"})
+    ('did you mean train?', '', 'did you mean a mesh?')
     """
     import difflib
 
     near = difflib.get_close_matches(word, list(options), 1)
-    return f"did you mean {near[0]}?" if near else ""
+    return f"did you mean {options[near[0]] if isinstance(options, dict) else near[0]}?" if near else ""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -74,14 +74,15 @@ def mesh(argv: Sequence[str]) -> int:
         check_new(file, overwrite=args.overwrite)
 
     def work(opened: OpenRun, display: Display) -> Made:
-        voxel, box = voxel_size(opened.model, args.resolution), _box(args, opened, display)
+        voxel, nested = voxel_size(opened.model, args.resolution), opened.model.grid.config.levels > 1
+        box = _box(args, opened, display, opened.model.bounds.aabb if nested else None)
         train, test = _plain_scenes(opened, display)
         display.phase("extracting the surface")
         cameras = None if args.keep_hidden else train.cameras
         made = extract_mesh(opened.model, box, settings, cameras=cameras, progress=display.update)
-        counts = {"vertices": made.vertices.shape[0], "faces": made.faces.shape[0]}
-        document = counts | {"voxel": voxel, "low": list(box.low), "high": list(box.high)}
-        said = [f"{counts['vertices']} corners, {counts['faces']} triangles"]
+        document = {"vertices": made.vertices.shape[0], "faces": made.faces.shape[0], "voxel": voxel}
+        said = [f"{document['vertices']} corners, {document['faces']} triangles"]
+        document |= {"low": list(box.low), "high": list(box.high)}
         if args.texture:
             more, lines = _texture(args, opened.model, display, made, (train, test))
             return document | more | {"files": [str(file) for file in files]}, said + lines
@@ -330,10 +331,12 @@ def _chosen_box(args: BoxArgs, opened: OpenRun, display: Display) -> tuple[Aabb,
     return saved, str(opened.run.crop_file)
 
 
-def _box(args: BoxArgs, opened: OpenRun, display: Display) -> Aabb:
+def _box(args: BoxArgs, opened: OpenRun, display: Display, whole: Aabb | None = None) -> Aabb:
     from ..export.mesh import export_box
 
-    box, what = _chosen_box(args, opened, display) or (None, "")
+    box, what = _chosen_box(args, opened, display) or (whole, "the scene's box")
+    if whole and box is whole:
+        display.note("unbounded: the surface inside the scene's box; --box takes another")
     return export_box(opened.model, box, what)
 
 

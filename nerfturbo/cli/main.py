@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -186,12 +187,18 @@ def _overview(arguments: list[str]) -> int:
     lines += ["", "Every command explains itself: nerfturbo COMMAND --help. NERFTURBO_DEBUG=1 shows tracebacks."]
     lines += ["nerfturbo --install-completion [bash | zsh | fish] completes commands and flags by the tab key."]
     wrong = " ".join(arguments[:2]) if group else word
-    names = group if group else {*VERBS, *(verb.split()[0] for verb in VERBS)}
-    hint = "" if wrong == word and group else did_you_mean(wrong, names)
+    hint = "" if wrong == word and group else _meant(wrong.split()[-1], group or VERBS) if wrong else ""
     hint = f"did you mean python benchmarks/{arguments[1]}.py?" if wrong in STUDIES else hint
     if asked or group or not hint:
         print("\n".join(lines), file=sys.stdout if asked else sys.stderr)
     return 0 if asked else _fail(str(InputError("command", "one that `nerfturbo --help` lists", repr(wrong), hint)))
+
+
+def _meant(word: str, verbs: dict[str, tuple[str, str, str]]) -> str:
+    """Of a word that is none of these commands, the one it is near to, or the one whose help holds it."""
+    parts = {verb.split()[-1]: verb for verb in verbs} | {verb.split()[0]: verb.split()[0] for verb in verbs}
+    told = [verb for verb, (*_, text) in verbs.items() if len(word) > 2 and word in re.findall(r"\w+", text)]
+    return did_you_mean(word, parts) or (f"did you mean {told[0]}?" if told else "")
 
 
 def _fail(message: str) -> int:

@@ -120,7 +120,7 @@ class PlainDisplay(Display):
     """A line per phase, and one every few seconds in between; or a bar below the cell of a notebook."""
 
     def __init__(self, bar: "Bar | None" = None) -> None:
-        self._phase, self._last, self._started, self._bar = "", 0.0, time.monotonic(), bar
+        self._phase, self._last, self._bar = "", 0.0, bar
 
     def phase(self, text: str) -> None:
         super().phase(text)
@@ -128,7 +128,7 @@ class PlainDisplay(Display):
         self._bar(0.0, text) if self._bar else self.note(text)
 
     def note(self, text: str) -> None:
-        print(f"[{time.monotonic() - self._started:6.1f} s] {text}", file=sys.stderr, flush=True)
+        print(f"[{since_command():6.1f} s] {text}", file=sys.stderr, flush=True)
 
     def update(self, fraction: float, *, eta: float | None = None, record: dict[str, Any] | None = None) -> None:
         if time.monotonic() - self._last < (BAR_SECONDS if self._bar else PLAIN_SECONDS):

@@ -340,6 +340,7 @@ def find_poses(source: str, display: Display, *, wait: bool = False) -> None:
     folder = poses_folder(path)
     display.note(f"{path} has no poses: finding them by COLMAP, once, into {folder}")
     run_process(path, folder, ProcessConfig(), display)
+    display.phase(f"opening {folder}")
 
 
 def run_process(source: Path, output: Path, settings: ProcessConfig, display: Display) -> Verdict:

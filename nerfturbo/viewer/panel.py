@@ -39,7 +39,7 @@ LOGGED = {"step", "seconds", "psnr", "loss", "rays_per_second", "occupied_fracti
 FLIGHT, FLIGHT_SECONDS = 12, 0.5  # steps and time of the way to a camera that was clicked
 FPS = 24.0
 MAX_KEYS = 200
-HEIGHT = 720  # pixels of frames, where images have no fewer
+HEIGHT = (480, 720)  # pixels of frames, at least and at most: those of the images in between
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a saved path
 COLORS = {"train": (70, 120, 220), "test": (235, 140, 40)}
 ORDER = {name: place for place, name in enumerate(("Training", "Picture", "Curves", "Scene", "Crop", "Path"), 1)}
@@ -147,14 +147,15 @@ class Panel:
             keep = self._gui.add_button("Use for exports")
             self._crop_said = self._gui.add_markdown("" if saved is None else "Exports take the saved box.")
         keep.on_click(lambda _: self._keep_crop())
-        for control in (self._crop_on, *self._crop_sliders):
-            control.on_update(lambda _: self._crop_changed())
+        self._crop_on.on_update(lambda _: self._crop_changed())
+        for slider in self._crop_sliders:
+            slider.on_update(lambda _: self._crop_changed(moved=True))
         self._crop_changed()
 
-    def _crop_changed(self) -> None:
-        shown = self.crop() or self.facts.box
-        box = self._scene.add_box("/crop", (200, 60, 60), shown.size, wireframe=True, position=shown.center)
-        box.visible = self.crop() is not None
+    def _crop_changed(self, *, moved: bool = False) -> None:
+        self._crop_on.value |= moved  # who moves a range wants to see it cut
+        cut, shown = self.crop() is not None, self.crop() or self.facts.box
+        self._scene.add_box("/crop", (200, 60, 60), shown.size, wireframe=True, position=shown.center, visible=cut)
         for client in list(self.clients.values()):
             client.look()
 
@@ -272,7 +273,7 @@ class PathEditor:
             add = gui.add_button("Add this view")
             drop = gui.add_button("Remove the last")
             self._frames = gui.add_number("Frames", 120, min=2, max=10_000, step=1)
-            self._height = gui.add_number("Height, pixels", min(height, HEIGHT), min=16, max=4096, step=1)
+            self._height = gui.add_number("Height, pixels", sorted((height, *HEIGHT))[1], min=16, max=4096, step=1)
             self._name = gui.add_text("Name", "path")
             save = gui.add_button("Save the path")
             self._render = gui.add_button("Render the video", visible=facts.video is not None)

@@ -48,6 +48,17 @@ def test_a_textured_mesh_is_two_files_and_a_score(nerfturbo: Nerfturbo, run_fold
     assert again.code == 2 and "a.glb: expected a new file" in again.err and not Path("a.obj").exists()
 
 
+def test_a_mesh_of_an_unbounded_scene_ends_at_its_box(nerfturbo: Nerfturbo, tmp_path: Path) -> None:
+    """Levels double what a grid holds: at the same voxels, six of them would be far more than any memory."""
+    flags = ["--steps", 2, "--downscale", 16, "--grid.levels", 6, "--grid.resolution", 16, "--turntable", 0]
+    trained = nerfturbo("train", "toybox", "--output", "run", "--preset", "ngp-cpu", *flags, *REFERENCE)
+    assert trained.code == 0, trained.err
+    small = ["--resolution", "64", "--keep-hidden", *REFERENCE, "--json"]
+    made = nerfturbo("export", "mesh", "run", "a.glb", "--density", "1e-4", *small)
+    assert made.code == 0 and "inside the scene's box; --box takes another" in made.err, made.err
+    assert max(high - low for low, high in zip(made.json["low"], made.json["high"], strict=True)) < 4.0
+
+
 def test_exports_take_the_crop_that_was_saved_with_the_run(nerfturbo: Nerfturbo, run_folder: Path) -> None:
     flags = ["--resolution", "16", "--density", "0.5", "--keep-hidden", *REFERENCE, "--json"]
     whole = nerfturbo("export", "mesh", run_folder, "whole.glb", *flags)

@@ -55,7 +55,13 @@ def test_a_video_trains_without_a_flag(nerfturbo: Nerfturbo, cache: Path) -> Non
     result = nerfturbo("train", "der Weg ü.mp4", "--steps", 2, "--downscale", 8, "--output", "run", *SMALL, "--json")
     assert result.code == 0, result.err
     assert "matcher exhaustive: all 15 pairs of 6 pictures" in result.err
-    assert "good: 6 of 6 pictures registered" in result.err and "poses will take about" in result.err
+    assert "poses will take about" in result.err
+    placed, _, opened = result.err.partition("good: 6 of 6 pictures registered")
+    assert (
+        "4/4 poses" in placed
+        and "4/4 poses" not in opened
+        and f"opening {poses_folder(Path('der Weg ü.mp4'))}" in opened
+    )
     assert open_run("run").read_config().data.source == str(Path("der Weg ü.mp4").resolve())
     made = poses_folder(Path("der Weg ü.mp4"))
     assert made.parent == cache / "colmap" and {path.name for path in Path().iterdir()} == {"der Weg ü.mp4", "run"}

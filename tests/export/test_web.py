@@ -206,6 +206,15 @@ def test_bytes_unpack_to_what_was_packed(features: bool, monkeypatch: pytest.Mon
     )
 
 
+def test_values_that_were_learned_take_less_than_where_repeats_are_looked_for() -> None:
+    baked, draw = make_baked(2, voxel=0.03), torch.Generator().manual_seed(0)
+    assert sum(len(chunk.content) for chunk in pack(baked)) < 0.2 * baked.values.numel()  # what repeats itself
+    noise = 4.0 * torch.randn(baked.values.shape, generator=draw)
+    _, *chunks = pack(replace(baked, values=(baked.values + noise).clamp(0.0, 255.0).to(torch.uint8)))
+    usual = [len(zlib.compress(zlib.decompress(chunk.content), 9)) for chunk in chunks]
+    assert sum(len(chunk.content) for chunk in chunks) < 0.98 * sum(usual)
+
+
 def test_the_reference_walks_as_a_march_through_all_cells_does() -> None:
     """Leaps over empty blocks change nothing: a plain march with the same step gives the same opacity and depth."""
     baked, cameras = replace(make_baked(2), near=0.0), make_cameras(24)
@@ -235,8 +244,10 @@ def test_a_bake_keeps_its_budget_and_comes_close_to_the_field(model: NerfModel, 
         budget_bytes=400_000, bytes_per_byte=4 / 3, tune_seconds=600.0, n_rays=1 << 13, tune_steps=41
     )
     said: list[str] = []
+    shares: dict[str, list[float]] = {}
     with use_backend("cpu"):
-        result = bake(model, scene.cameras, settings, say=said.append)
+        told = lambda share: shares.setdefault(said[-1].split()[0], []).append(share)  # noqa: E731
+        result = bake(model, scene.cameras, settings, say=said.append, progress=told)
         found = score(model, result.baked, test)
         small = bake(model, scene.cameras, replace(settings, budget_bytes=4_500, tune_seconds=0.01))
     assert result.data_bytes * 4 / 3 <= 400_000 and result.baked.n_features == 4 and result.tune_steps == 41
@@ -244,6 +255,9 @@ def test_a_bake_keeps_its_budget_and_comes_close_to_the_field(model: NerfModel, 
     assert found.fetches_per_pixel > found.steps_per_pixel > 1.0
     assert small.data_bytes * 4 / 3 <= 4_500 and small.baked.n_features == 0
     assert [words.split()[0] for words in said] == ["looking", "choosing", "asking", "fine-tuning", "packing"]
+    for stage, least in {"looking": 1, "choosing": 1, "asking": 2, "fine-tuning": 41}.items():
+        told = shares[stage]
+        assert len(told) >= least and told == sorted(told) and told[0] >= 0.0 and told[-1] <= 1.0, (stage, told)
     facts = PageFacts("a <b> & </script>", found, 1.0)
     size = write_page(tmp_path / "a.html", result, scene.cameras, facts)
     text = (tmp_path / "a.html").read_text("utf-8")

@@ -290,18 +290,24 @@ def test_a_path_and_a_crop_are_made_on_the_page(visit: Callable[..., Person], ru
     path = read_camera_path(file)
     assert len(path.cameras) == 120 and float((path.cameras.positions[0] - path.cameras.positions[-1]).norm()) > 0.05
     assert len(json.loads(file.read_text())["keyframes"]) == 2
-    editor._frames.value = 4
+    editor._frames.value, editor._height.value = 4, 32
     person.button("Render the video")
     until(lambda: file.with_suffix(".gif").is_file(), "the video")
     person.says("path.gif")
     person.keep("video")
     person.unfold("Camera path")
     person.unfold("Crop")
-    person.page.get_by_text("Only this box").click()
-    until(lambda: person.client.view.crop is not None, "the crop")
+    thumb = person.page.locator(".multi-slider-thumb").first
+    thumb.hover()  # once the folders stand still
+    spot = thumb.bounding_box()
+    mouse.down()
+    mouse.move(spot["x"] + 40.0, spot["y"] + 0.5 * spot["height"], steps=4)
+    mouse.up()
+    until(lambda: person.client.view.crop is not None, "the crop, which a moved range ticks")
     person.button("Use for exports")
     person.says("take this box")
-    assert RunFolder(running.folder).read_crop() == running.page.panel.facts.box
+    saved, box = RunFolder(running.folder).read_crop(), running.page.panel.facts.box
+    assert saved is not None and box.low[0] + 0.1 < saved.low[0] < box.high[0] and saved.high == box.high
 
 
 def test_hostile_messages_do_not_bring_training_down(running: Running) -> None:

@@ -66,6 +66,7 @@ def tick_until(page: LivePage, model: NerfModel, condition: Callable[[], bool], 
 
 def test_a_path_of_views_is_saved_under_a_plain_name_only(page: LivePage, tmp_path: Path) -> None:
     editor, file = page._editor, tmp_path / "camera_paths" / "turn.json"
+    assert editor._height.value == 480  # though the images have fewer
     editor._name.value = "turn"
     editor._add(camera(0.0, 0.8))
     editor._save()

@@ -31,7 +31,7 @@ MAX_CELLS = 1 << 11  # per axis; of a scene without an end half of it
 LEAST_CELLS = 14
 MAX_LEVELS = 9
 PLAIN_BELOW = 0.5  # of the finest resolution: below that, view-dependent features cost more than they bring
-LEAST_BYTES = {True: 4.0, False: 2.0}  # less than a vertex was ever seen to take, with and without features
+LEAST_BYTES = {True: 4.0, False: 2.0}  # of a vertex, with and without features: more vertices make a page slow
 VERTEX_BYTES = 16 * (N_BASE + N_FEATURES)  # of fine-tuning: value, gradient, and two means of it
 SLACK = 0.94  # of the budget that first values may take: fine-tuning makes them a little less regular
 SAMPLED = 1 << 18  # vertices; of more, every SAMPLED_BLOCKS-th block says what a vertex takes before all are asked
@@ -52,7 +52,6 @@ class BakeSettings:
     tune_steps: int | None = None
     n_rays: int | None = None
     time: float | None = None
-    lr: float = 1e-2
     seed: int = 0
 
 
@@ -107,6 +106,7 @@ _PACES = {
 class _Plan:
     """What is done, so that it takes no longer than it should on this machine."""
 
+    settings: BakeSettings
     finest: Lattice
     n_rays: int
     n_directions: int
@@ -136,15 +136,13 @@ def bake(
     options = {"time": settings.time, "seed": settings.seed, "max_samples": pace.look_samples}
     pool, cells = ask_field(model, cameras, plan.finest, plan.n_rays, **options, progress=progress)
     say("choosing the size of the cells")
-    finest, cells = teacher.as_covered(cells, plan.finest)
+    finest, cells = teacher.as_covered(cells, plan.finest, progress)
     plan = replace(plan, finest=finest)
     lap("look")
-    say("asking the field")
-    blocks, values, first_bytes = _within_budget(model, cameras, settings, plan, cells)
+    blocks, values, first_bytes = _within_budget(model, cameras, plan, cells, say, progress)
     lap("ask")
     say(f"fine-tuning {blocks.n_vertices} vertices in {blocks.n_blocks} blocks")
-    steps = settings.tune_steps or pace.tune_steps
-    chosen = TuneSettings(steps, pace.tune_rays, plan.tune_seconds, lr=settings.lr, seed=settings.seed)
+    chosen = TuneSettings(settings.tune_steps or pace.tune_steps, pace.tune_rays, plan.tune_seconds, seed=settings.seed)
     network, done, losses = tune(blocks, values, pool, chosen, progress=progress)
     lap("tune")
     say("packing")
@@ -182,7 +180,8 @@ def _plan(model: NerfModel, cameras: Cameras, settings: BakeSettings, pace: _Pac
     finest = Lattice.around(box, min(max(voxel, longest / most), longest / LEAST_CELLS), levels)
     n_rays, n_directions = settings.n_rays or min(pace.n_rays, int(cameras.size.prod(-1).sum())), teacher.N_DIRECTIONS
     if settings.tune_steps is not None:
-        return _Plan(finest, n_rays, n_directions, math.inf if settings.tune_seconds is None else settings.tune_seconds)
+        seconds = math.inf if settings.tune_seconds is None else settings.tune_seconds
+        return _Plan(settings, finest, n_rays, n_directions, seconds)
     tune_seconds = pace.tune_seconds if settings.tune_seconds is None else settings.tune_seconds
     ray_seconds, answer_seconds = (rendered - started) / PROBES, (asked - rendered) / PROBES
     if settings.n_rays is None and device.type == "cpu":
@@ -192,7 +191,7 @@ def _plan(model: NerfModel, cameras: Cameras, settings: BakeSettings, pace: _Pac
     look, ask = n_rays * ray_seconds, answers * n_directions * answer_seconds
     parts = f"{look:.0f} s for {n_rays} rays, up to {ask:.0f} s for vertices, {tune_seconds:.0f} s to fine-tune"
     _log.info(f"baking takes up to {look + ask + tune_seconds:.0f} s on this {device.type.upper()}: {parts}")
-    return _Plan(finest, n_rays, n_directions, tune_seconds)
+    return _Plan(settings, finest, n_rays, n_directions, tune_seconds)
 
 
 def _wait(device: torch.device) -> None:
@@ -209,36 +208,39 @@ def _levels(model: NerfModel) -> int:
 
 
 def _within_budget(
-    model: NerfModel, cameras: Cameras, settings: BakeSettings, plan: _Plan, cells: VisibleCells
+    model: NerfModel, cameras: Cameras, plan: _Plan, cells: VisibleCells, say: Callable[[str], None], progress: Progress
 ) -> tuple[SparseBlocks, Tensor, float]:
     """The finest blocks whose first values fit, and their size; without features where the budget is too small."""
-    finest, features = plan.finest, plan.tune_seconds > 0.0
+    settings, finest, features = plan.settings, plan.finest, plan.tune_seconds > 0.0
     lattice, seen = finest, cells
 
-    def first(blocks: SparseBlocks) -> tuple[Tensor, float]:
+    def first(blocks: SparseBlocks, done: float, after: float) -> tuple[Tensor, float]:
         check_memory("--budget-mb", VERTEX_BYTES * blocks.n_vertices, "use a smaller one", model.device)
         options = {"time": settings.time, "n_directions": plan.n_directions}
+        options["progress"] = lambda share: progress(done + share * (after - done))
         values = teacher.first_values(model.field, cameras, blocks, features=features, **options)
-        return values, _file_bytes(pack(Baked.of(blocks, values, None, 0.0), level=1), settings)
+        return values, _file_bytes(pack(Baked.of(blocks, values, None, 0.0)), settings)
 
     while True:
         # The field is asked only where the outcome is open: a fine lattice over a wide scene has millions of vertices.
         allowed = math.inf if max(lattice.cells) <= LEAST_CELLS else SLACK * settings.budget_bytes
         size = seen.keys.shape[0] * LEAST_BYTES[features] * settings.bytes_per_byte
         if size <= allowed:
+            say(f"asking the field: {seen.keys.shape[0]} cells")
             closed = teacher.close_holes(seen, lattice)
+            progress(0.2)
             blocks = SparseBlocks.of_cells(lattice, closed.keys, closed.light)
             size = blocks.n_vertices * LEAST_BYTES[features] * settings.bytes_per_byte
         if size <= allowed and blocks.n_vertices > SAMPLED:
             some = blocks.every(SAMPLED_BLOCKS, closed.keys)
-            size = first(some)[1] * blocks.n_vertices / some.n_vertices
+            size = first(some, 0.4, 0.5)[1] * blocks.n_vertices / some.n_vertices
         if size <= allowed:
-            values, size = first(blocks)
+            values, size = first(blocks, 0.5, 0.95)
             if size <= allowed:
                 return blocks, values, size / settings.bytes_per_byte
         shrink = math.sqrt(0.97 * SLACK * settings.budget_bytes / size)
         if features and finest.voxel / lattice.voxel * shrink < PLAIN_BELOW:
-            features = False
+            features, lattice, seen = False, finest, cells
             continue
         lattice = Lattice.around(finest.box, lattice.voxel / shrink, finest.levels)
         seen = teacher.on_coarser(cells, finest, lattice)

@@ -134,12 +134,14 @@ class Chunk:
         return place | {"raw": self.raw_bytes, "bytes": len(self.content)}
 
 
-def pack(baked: Baked, *, level: int = 9) -> list[Chunk]:
-    """All chunks of a scene, deflated at a level of zlib."""
+def pack(baked: Baked) -> list[Chunk]:
+    """All chunks of a scene, deflated: what was learned is the smallest where only runs are looked for, not repeats."""
     blocks = baked.blocks
 
     def chunk(kind: str, first: int, last: int, content: bytes) -> Chunk:
-        return Chunk(kind, first, last, len(content), zlib.compress(content, level))
+        streams = [zlib.compressobj(4, strategy=strategy) for strategy in (zlib.Z_RLE, zlib.Z_DEFAULT_STRATEGY)]
+        smallest = min((stream.compress(content) + stream.flush() for stream in streams), key=len)
+        return Chunk(kind, first, last, len(content), smallest)
 
     kept = np.packbits((blocks.texels < blocks.n_vertices).cpu().numpy(), axis=1, bitorder="little")
     structure = blocks.blocks.cpu().numpy().astype("<u2").tobytes() + kept.tobytes()

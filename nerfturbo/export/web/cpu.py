@@ -62,15 +62,6 @@ def _forward(first, last, values, ids, weights, out):  # noqa: ANN001, ANN202
 
 
 @jit()
-def _column(first, last, values, column, ids, weights, out):  # noqa: ANN001, ANN202
-    for i in range(first, last):
-        total = np.float32(0.0)
-        for k in range(8):
-            total += weights[i, k] * values[ids[i, k], column]
-        out[i] = total
-
-
-@jit()
 def _backward(first, last, grad, ids, weights, sink):  # noqa: ANN001, ANN202
     """The scatter; rows repeat, so one thread does all of it."""
     for i in range(first, last):
@@ -94,13 +85,6 @@ def gather(blocks: SparseBlocks, positions: Tensor) -> tuple[Tensor, Tensor]:
 def forward(values: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
     out = torch.empty(ids.shape[0], values.shape[1])
     launch(_forward, ids.shape[0], GRAIN, array(values), array(ids), array(weights), array(out))
-    return out
-
-
-def column(values: Tensor, which: int, ids: Tensor, weights: Tensor) -> Tensor:
-    """(n,): one channel, not rounded."""
-    out = torch.empty(ids.shape[0])
-    launch(_column, ids.shape[0], GRAIN, array(values), which, array(ids), array(weights), array(out))
     return out
 
 

@@ -5,6 +5,7 @@ known to be empty, but not into another level.
 """
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from .lattice import CELLS, Lattice, texels_around
 from .teacher import pixel_rays
 
 CHUNK = {"cpu": 1 << 15, "cuda": 1 << 20}
+KEPT = 0.9  # of the rays: where fewer are on their way, the others are left behind
 
 
 @dataclass(frozen=True)
@@ -46,42 +48,43 @@ def render_page(baked: Baked, cameras: Cameras, index: int) -> PageImage:
 def trace(baked: Baked, origins: Tensor, directions: Tensor, background: Tensor) -> tuple[Tensor, ...]:
     """rgb (n, 3), opacity, depth, steps, fetches (n,) of rays."""
     n, device, lattice = origins.shape[0], origins.device, baked.blocks.lattice
-    sums, depth = torch.zeros(n, 3 + baked.n_features, device=device), torch.zeros(n, device=device)
-    light = torch.ones(n, device=device)
-    steps, fetches = (torch.zeros(n, dtype=torch.int32, device=device) for _ in range(2))
+    texels = baked.atlas.view(-1, baked.atlas.shape[-1]).float()
+    result = torch.zeros(n, texels.shape[1] + 3, device=device)  # colours and features; depth, light, steps, fetches
+    result[:, -3] = 1.0
     safe = torch.where(directions.abs() < 1e-8, torch.full_like(directions, 1e-8), directions)
     t, end = box_span(origins, safe, lattice, 2.0 ** (lattice.levels - 1))
-    t = t.clamp_min(baked.near)
-    live = (t < end).nonzero()[:, 0]
-    state, atlas = _Blocks(n, device), baked.atlas.view(-1, baked.atlas.shape[-1])
+    # Rays that are on their way, and where each is: the block (-1: none), where it ends, the place in it at t = 0.
+    walk = SimpleNamespace(rays=torch.arange(n, device=device), origins=origins, directions=directions, safe=safe)
+    walk.t, walk.end, walk.sums, walk.step = t.clamp_min(baked.near), end, result.clone(), torch.zeros_like(t)
+    walk.leave, walk.slot = torch.full_like(t, -1.0), torch.full_like(t, -1, dtype=torch.int64)
+    walk.place, walk.slope = torch.zeros(2, n, 3, device=device)
     for _ in range(MAX_STEPS):
-        if live.shape[0] == 0:
+        going = (walk.t < walk.end) & (walk.sums[:, -3] >= LAST_LIGHT)
+        left = going.count_nonzero()
+        if left < KEPT * going.shape[0]:
+            result[walk.rays] = walk.sums
+            walk = SimpleNamespace(**{name: value[going] for name, value in vars(walk).items()})
+            going = going[going]
+        if left == 0:
             break
-        steps[live] += 1
-        fresh = live[t[live] >= state.end[live]]
-        fetches[fresh] += 1
-        leaps = state.enter(baked, origins, directions, safe, t, fresh)
-        t[fresh] = torch.where(leaps > 0.0, leaps, t[fresh])
-        rays = live[state.slot[live] >= 0]
-        scale = torch.pow(2.0, state.level[rays].float())
-        place = lattice.coordinates(origins[rays] + directions[rays] * t[rays][:, None], state.level[rays])
-        index, weights = texels_around(state.slot[rays], place - state.block[rays] * CELLS)
-        found = torch.zeros(rays.shape[0], atlas.shape[1], device=device)
-        for k in range(8):  # texels, filtered trilinearly
-            found += weights[:, k : k + 1] * atlas[index[:, k]]
-        found /= 255.0
+        fresh = (going & (walk.t >= walk.leave)).nonzero()[:, 0]
+        _enter(baked, walk, fresh)
+        inside = going & (walk.slot >= 0)
+        index, weights = texels_around(walk.slot.clamp_min(0), walk.place + walk.slope * walk.t[:, None])
+        found = torch.nn.functional.embedding_bag(index, texels, per_sample_weights=weights, mode="sum") / 255.0
         thickness = decode_density(found[:, DENSITY], 1.0) * STEP
-        weight = light[rays] * (1.0 - torch.exp(-thickness))
-        carried = torch.cat([found[:, :3], meant_features(found[:, N_BASE:])], dim=1)
-        sums[rays] += weight[:, None] * carried
-        depth[rays] += weight * t[rays]
-        light[rays] -= weight
-        fetches[rays] += 1 + ((thickness > 0.0) & (baked.n_features > 0)).int()
-        t[rays] += STEP * lattice.voxel * scale
-        live = live[(t[live] < end[live]) & (light[live] >= LAST_LIGHT)]
+        weight = walk.sums[:, -3] * (1.0 - torch.exp(-thickness)) * inside
+        carried = [found[:, :3], meant_features(found[:, N_BASE:]), torch.stack([walk.t, -torch.ones_like(weight)], 1)]
+        walk.sums[:, :-2].addcmul_(weight[:, None], torch.cat(carried, dim=1))
+        walk.sums[:, -2] += going
+        walk.sums[:, -1] += inside * (1.0 + ((thickness > 0.0) & (baked.n_features > 0)))
+        walk.sums[fresh, -1] += 1.0
+        walk.t += walk.step * inside
+    result[walk.rays] = walk.sums
+    sums, (depth, light), counts = result[:, :-4], result[:, -4:-2].unbind(-1), result[:, -2:].int().unbind(-1)
     opacity = 1.0 - light
     color = shade(sums, opacity, directions, baked.network) + light[:, None] * background
-    return color.clamp(0.0, 1.0), opacity, depth / opacity.clamp_min(1e-6), steps, fetches
+    return color.clamp(0.0, 1.0), opacity, depth / opacity.clamp_min(1e-6), *counts
 
 
 def box_span(origins: Tensor, directions: Tensor, lattice: Lattice, scale: float | Tensor) -> tuple[Tensor, Tensor]:
@@ -92,31 +95,25 @@ def box_span(origins: Tensor, directions: Tensor, lattice: Lattice, scale: float
     return torch.minimum(first, second).amax(-1), torch.maximum(first, second).amin(-1)
 
 
-class _Blocks:
-    """In which block each ray is; slot -1 where there is none, end: where the ray leaves it."""
-
-    def __init__(self, n: int, device: torch.device) -> None:
-        self.end = torch.full((n,), -1.0, device=device)
-        self.slot, self.level = (torch.full((n,), fill, dtype=torch.int64, device=device) for fill in (-1, 0))
-        self.block = torch.zeros(n, 3, dtype=torch.int64, device=device)
-
-    def enter(self, baked: Baked, origins: Tensor, directions: Tensor, safe: Tensor, t: Tensor, rays: Tensor) -> Tensor:
-        """Note the blocks in which `rays` are; (m,) where those in empty space go on, -1 for the others."""
-        lattice, now, d = baked.blocks.lattice, t[rays], safe[rays]
-        level, place, block, slot = baked.blocks.locate(origins[rays] + directions[rays] * now[:, None])
-        level = level.clamp(max=lattice.levels - 1)
-        scale = torch.pow(2.0, level.float())
-        skip = baked.blocks.skips[level, block[:, 2], block[:, 1], block[:, 0]].float().clamp_min(1.0)
-        ahead, behind = block + skip[:, None], block - skip[:, None] + 1.0
-        # What is known to be empty is so within this level: a leap ends where a coarser one begins.
-        border = torch.where(d > 0.0, torch.minimum(ahead, ahead.new_tensor(lattice.blocks)), behind.clamp_min(0.0))
-        border *= CELLS
-        end = now + ((border - place) * lattice.voxel * scale[:, None] / d).amin(-1).clamp_min(0.0)
-        if lattice.levels > 1:
-            enter, leave = box_span(origins[rays], d, lattice, (scale * 0.5)[:, None])
-            ahead = (level > 0) & (enter < leave) & (enter > now)
-            end = torch.where(ahead, torch.minimum(end, enter), end)
-        full = slot >= 0
-        self.slot[rays], self.level[rays], self.block[rays] = slot, level, block
-        self.end[rays] = torch.where(full, end, -1.0)
-        return torch.where(full, -1.0, end + NUDGE * lattice.voxel * scale)
+def _enter(baked: Baked, walk: SimpleNamespace, rays: Tensor) -> None:
+    """Note the blocks in which `rays` of the walk are; those in empty space leap."""
+    blocks, lattice, now, d = baked.blocks, baked.blocks.lattice, walk.t[rays], walk.safe[rays]
+    origins, directions = walk.origins[rays], walk.directions[rays]
+    level, place, block, slot = blocks.locate(origins + directions * now[:, None])
+    level = level.clamp(max=lattice.levels - 1)
+    scale = torch.pow(2.0, level.float())
+    skip = blocks.skips[level, block[:, 2], block[:, 1], block[:, 0]].float().clamp_min(1.0)
+    ahead, behind = block + skip[:, None], block - skip[:, None] + 1.0
+    # What is known to be empty is so within this level: a leap ends where a coarser one begins.
+    border = torch.where(d > 0.0, torch.minimum(ahead, ahead.new_tensor(lattice.blocks)), behind.clamp_min(0.0))
+    border *= CELLS
+    end = now + ((border - place) * lattice.voxel * scale[:, None] / d).amin(-1).clamp_min(0.0)
+    if lattice.levels > 1:
+        enter, leave = box_span(origins, d, lattice, (scale * 0.5)[:, None])
+        ahead = (level > 0) & (enter < leave) & (enter > now)
+        end = torch.where(ahead, torch.minimum(end, enter), end)
+    full, step = slot >= 0, lattice.voxel * scale
+    walk.slot[rays], walk.step[rays], walk.slope[rays] = slot, STEP * step, directions / step[:, None]
+    walk.place[rays] = lattice.coordinates(origins, level) - block * CELLS
+    walk.leave[rays] = torch.where(full, end, -1.0)
+    walk.t[rays] = torch.where(full, now, end + NUDGE * step)

@@ -151,7 +151,7 @@ def coverage(cells: VisibleCells, lattice: Lattice) -> float:
     return float(others[torch.isin(cells.keys, closed)].sum() / others.sum().clamp_min(1e-9))
 
 
-def as_covered(cells: VisibleCells, lattice: Lattice) -> tuple[Lattice, VisibleCells]:
+def as_covered(cells: VisibleCells, lattice: Lattice, progress: Progress = quiet) -> tuple[Lattice, VisibleCells]:
     """The lattice as fine as the rays that looked allow: from a coarse one, which is quickly looked at, on until light
     falls between the cells they saw; and without the outer levels to which none comes."""
     found, seen = lattice, cells
@@ -161,6 +161,7 @@ def as_covered(cells: VisibleCells, lattice: Lattice) -> tuple[Lattice, VisibleC
         if step < COARSEST and coverage(now, finer) < COVERED:
             break
         found, seen = finer, now
+        progress((COARSEST - step + 1) / (COARSEST + 2))
     nx, ny, nz = found.cells
     levels = 1 + int(seen.keys[-1]) // (nx * ny * nz)  # keys rise level by level
     return replace(found, levels=levels), seen
@@ -220,6 +221,7 @@ def first_values(
     time: float | None = None,
     features: bool = True,
     n_directions: int = N_DIRECTIONS,
+    progress: Progress = quiet,
 ) -> Tensor:
     """(n_vertices + 1, 4 or 8) in [0, 1]: red, green, blue, density code, features; the last row is empty. The base
     colour is the mean over the directions; features are the main components of how it differs from that."""
@@ -239,6 +241,7 @@ def first_values(
         part[:, 3] = encode_density(answers[0][1].float(), lattice.cell_size(positions))
         if features:
             residuals.append((seen - seen.mean(1, keepdim=True)).flatten(1).half())
+        progress(min(1.0, (first + VERTEX_CHUNK) / blocks.n_vertices))
     if features:
         values[:-1, N_BASE:] = _components(residuals)
     return values

@@ -22,6 +22,7 @@ from .lattice import SparseBlocks
 from .teacher import RayPool
 
 REPORT_EVERY = 20  # steps
+NETWORK_RULE = AdamRule(eps=1e-8)
 FINEST_GRID = 256  # cells per axis; of a scene without an end half of it
 
 
@@ -107,7 +108,7 @@ def tune(
         loss = learner.step(settings, generator, fade)
         if step % REPORT_EVERY == 0:
             losses.append(loss.item())
-            progress(share)
+        progress(share)
         step += 1
         started = clock.perf_counter() if step == 1 else started  # the first step compiles
     values.clamp_(0.0, 1.0)
@@ -129,7 +130,8 @@ class _Learner:
         self.sink = torch.zeros_like(values)
         self.state, self.lr = AdamState.of(values), torch.zeros((), device=values.device)
         self.adam = AdamRule(betas=(0.9, 0.99), eps=1e-12, skip_untouched=True)
-        self.optimizer = None if network is None else torch.optim.Adam(network.parameters(), betas=(0.9, 0.99))
+        weights = [] if network is None else network.weights
+        self.network_states = [(weight, AdamState.of(weight, self.state.step)) for weight in weights]
 
     def step(self, settings: TuneSettings, generator: torch.Generator, fade: float) -> Tensor:
         """One batch of rays; `fade` is what is left of the learning rates."""
@@ -141,11 +143,11 @@ class _Learner:
         self.sink[-1].zero_()  # the empty vertex
         self.lr.fill_(settings.lr * fade)
         adam_update(self.values, self.sink, self.state, self.lr, rule=self.adam)
+        self.lr.fill_(settings.network_lr * fade)
+        for weight, state in self.network_states:
+            assert weight.grad is not None
+            adam_update(weight, weight.grad, state, self.lr, rule=NETWORK_RULE)
         self.state.step.add_(1)
-        if self.optimizer is not None:
-            self.optimizer.param_groups[0]["lr"] = settings.network_lr * fade
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
     def loss(self, chosen: Tensor, jitter: Tensor, behind: Tensor) -> Tensor:
@@ -155,9 +157,8 @@ class _Learner:
         positions = samples.positions(rays)
         ids, weights = gather(self.blocks, positions)
         size = self.blocks.lattice.cell_size(positions)
-        kernels = _kernels(positions)  # codes are filtered, not rounded, without gradient
-        code = None if kernels is None else kernels.column(self.values, DENSITY, ids, weights)
-        code = (self.values[:, DENSITY].detach()[ids] * weights).sum(1) if code is None else code
+        codes = self.values[:, DENSITY : DENSITY + 1].contiguous()
+        code = Trilinear.apply(codes, ids, weights, self.sink)[:, 0]
         seen = visibility(decode_density(code, size), samples, early_stop_eps=LAST_LIGHT, alpha_thre=1e-4)
         samples, ids, weights = compact(samples, seen), ids[seen], weights[seen]
         found = Trilinear.apply(self.values.detach().requires_grad_(True), ids, weights, self.sink)

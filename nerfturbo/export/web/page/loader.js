@@ -1,5 +1,5 @@
 // The scene's bytes: where they come from (elements of this page, or files beside it), checked and unpacked.
-// `pack.py` writes them and says how they are laid out.
+// `baked.py` writes them and says how they are laid out.
 
 const BLOCK = 8;
 const TEXELS = 512;
@@ -71,6 +71,9 @@ export async function inflate(bytes, chunk, index) {
   if (raw.length !== chunk.raw) throw broken(`expected ${chunk.raw} bytes unpacked, got ${raw.length}`);
   return raw;
 }
+
+// The way along x, y and z to one of 27 blocks, the one in the middle being the 13th.
+const toNeighbour = (i) => [(i % 3) - 1, (Math.floor(i / 3) % 3) - 1, Math.floor(i / 9) - 1];
 
 // For every texel of a block that a neighbour may hold too: [direction of the neighbour 0..26, its texel] pairs.
 function sharedTexels() {
@@ -148,17 +151,11 @@ export class Blocks {
   neighbours(slot) {
     const [nx, ny, nz] = this.scene.blocks;
     const [x, y, z, level] = this.places.subarray(slot * 4, slot * 4 + 4);
-    const found = new Int32Array(27).fill(-1);
-    for (let dz = -1, i = 0; dz <= 1; dz++) {
-      for (let dy = -1; dy <= 1; dy++) {
-        for (let dx = -1; dx <= 1; dx++, i++) {
-          const [u, v, w] = [x + dx, y + dy, z + dz];
-          if (u < 0 || v < 0 || w < 0 || u >= nx || v >= ny || w >= nz) continue;
-          found[i] = this.slots[((level * nz + w) * ny + v) * nx + u];
-        }
-      }
-    }
-    return found;
+    return new Int32Array(27).fill(-1).map((none, i) => {
+      const [dx, dy, dz] = toNeighbour(i);
+      const [u, v, w] = [x + dx, y + dy, z + dz];
+      return u < 0 || v < 0 || w < 0 || u >= nx || v >= ny || w >= nz ? none : this.slots[((level * nz + w) * ny + v) * nx + u];
+    });
   }
 
   // Unpack the texels of a chunk; four bytes each: red, green, blue and density, or four features.
@@ -223,22 +220,14 @@ export function chessboardDistance(slots, nx, ny, nz) {
   const [px, py] = [nx + 2, ny + 2];
   const grid = new Uint8Array(px * py * (nz + 2)).fill(255);
   const at = (x, y, z) => ((z + 1) * py + y + 1) * px + x + 1;
-  const before = [];
-  for (let dz = -1; dz <= 1; dz++) {
-    for (let dy = -1; dy <= 1; dy++) {
-      for (let dx = -1; dx <= 1; dx++) before.push((dz * py + dy) * px + dx);
-    }
-  }
-  before.length = 13;
+  const before = Array.from({ length: 13 }, (_, i) => toNeighbour(i)).map(([dx, dy, dz]) => (dz * py + dy) * px + dx);
   const each = (visit, forwards) => {
     for (let k = 0; k < slots.length; k++) {
       const i = forwards ? k : slots.length - 1 - k;
       visit(i, at(i % nx, Math.floor(i / nx) % ny, Math.floor(i / (nx * ny))));
     }
   };
-  each((i, place) => {
-    if (slots[i] >= 0) grid[place] = 0;
-  }, true);
+  each((i, place) => (grid[place] = slots[i] >= 0 ? 0 : 255), true);
   const result = new Uint8Array(slots.length);
   for (const sign of [1, -1]) {
     each((i, place) => {

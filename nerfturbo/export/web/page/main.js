@@ -23,7 +23,7 @@ class Page {
     this.blocks = blocks;
     this.renderer = new Renderer(this.canvas, scene, this.blocks.atlas);
     this.pace = new Pace((scale, done) => this.draw(scale, done));
-    new Controls(this.canvas, this.camera, () => this.moved());
+    this.controls = new Controls(this.canvas, this.camera, () => this.moved());
     addEventListener("resize", () => this.pace.want());
     addEventListener("hashchange", () => {
       if (location.hash !== this.camera.link && this.camera.follow(location.hash)) this.pace.want();
@@ -48,10 +48,7 @@ class Page {
         this.look.background = BACKGROUNDS[next];
         return next > 0;
       }),
-      reset: () => {
-        this.camera.reset();
-        this.moved();
-      },
+      reset: () => this.controls.act(() => this.camera.reset()),
       shot: () => this.screenshot(),
       link: () => this.copyLink(),
       full: () => this.fullScreen(),
