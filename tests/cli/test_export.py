@@ -9,6 +9,7 @@ import pytest
 from nerfturbo.evaluation.run_folder import RunFolder
 from nerfturbo.types import Aabb
 
+from ..tiny import TINY_FLAGS
 from .conftest import Nerfturbo
 
 REFERENCE = ["--backend", "reference"]
@@ -48,10 +49,10 @@ def test_a_textured_mesh_is_two_files_and_a_score(nerfturbo: Nerfturbo, run_fold
     assert again.code == 2 and "a.glb: expected a new file" in again.err and not Path("a.obj").exists()
 
 
-def test_a_mesh_of_an_unbounded_scene_ends_at_its_box(nerfturbo: Nerfturbo, tmp_path: Path) -> None:
+def test_a_mesh_of_an_unbounded_scene_ends_at_its_box(nerfturbo: Nerfturbo, scene: Path) -> None:
     """Levels double what a grid holds: at the same voxels, six of them would be far more than any memory."""
-    flags = ["--steps", 2, "--downscale", 16, "--grid.levels", 6, "--grid.resolution", 16, "--turntable", 0]
-    trained = nerfturbo("train", "toybox", "--output", "run", "--preset", "ngp-cpu", *flags, *REFERENCE)
+    flags = ["--steps", 2, "--grid.levels", 6, "--output", "run"]
+    trained = nerfturbo("train", scene, *TINY_FLAGS, *flags)
     assert trained.code == 0, trained.err
     small = ["--resolution", "64", "--keep-hidden", *REFERENCE, "--json"]
     made = nerfturbo("export", "mesh", "run", "a.glb", "--density", "1e-4", *small)

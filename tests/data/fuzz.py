@@ -164,8 +164,9 @@ def mutated(content: bytes, draw: random.Random) -> bytes:
     return bytes(damaged)
 
 
-def open_case(name: str, number: int, folder: Path, content: bytes) -> str | None:
-    """What is wrong about how one damaged file is met; None if nothing is. `content` is the file as it was."""
+def open_case(name: str, number: int, folder: Path, content: bytes, refused: list[int] | None = None) -> str | None:
+    """What is wrong about how one damaged file is met; None if nothing is. `content` is the file as it was; `refused`
+    gets the numbers of those that are refused."""
     from nerfturbo.data.scene import load_scene
     from nerfturbo.errors import InputError
 
@@ -175,6 +176,8 @@ def open_case(name: str, number: int, folder: Path, content: bytes) -> str | Non
     try:
         _use(load_scene(folder))
     except InputError as error:
+        if refused is not None:
+            refused.append(number)
         pictures = [
             path.name for path in folder.rglob("*") if path.suffix in (".png", ".jpg", ".webp", ".avif", ".heic")
         ]
