@@ -354,7 +354,8 @@ def prepare_bases(root: Path, data: str | None, flags: list[str], kinds: list[st
         folder = root / str(index)
         folder.mkdir()
         base = Base(folder, data, chosen, 0.0, STEPS)
-        lines = [[*base.train, "--output", "run"], ["eval", "run", *base.backend], *map(str.split, EXPORTS)]
+        lines = [[*base.train, "--output", "run"], ["eval", "run", *base.backend]]
+        lines += map(str.split, EXPORTS if "export" in kinds else ())
         said = subprocess.run([sys.executable, "-c", REHEARSE.format(lines)], cwd=folder, capture_output=True)
         if said.returncode:
             raise SystemExit(f"the run without kills fails: {said.stderr.decode(errors='replace')[-1500:]}")
