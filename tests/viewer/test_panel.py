@@ -20,6 +20,7 @@ from nerfturbo.ops import use_backend
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.types import Aabb
 from nerfturbo.viewer.page import LivePage
+from nerfturbo.viewer.painter import Painter
 from nerfturbo.viewer.panel import Client, SceneFacts
 
 from ..tiny import ball_scene, tiny_config
@@ -114,6 +115,19 @@ def test_a_path_becomes_a_video_and_a_stopped_one_leaves_nothing(
         assert (video.n_frames, video.size) == (3, (20, 20))
     assert editor._render.label == "Render the video" and not editor.advance(model, 0)
     until(lambda: looker.n_received > received + file.stat().st_size, "the video to be sent to who asked for it")
+    looker.close()
+
+
+def test_a_page_closes_while_a_frame_is_rendered(
+    page: LivePage, model: NerfModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editor, looker, render = page._editor, Looker(page), Painter.render
+    for one in (camera(-0.5, 0.7), camera(0.5, 0.7)):
+        editor._add(one)
+    editor._height.value = 20
+    editor._begin(looker.number)
+    monkeypatch.setattr(Painter, "render", lambda *args: (page._editor.close(), render(*args))[1])
+    assert editor.advance(model, 0) and "frame 1" in editor._said.content
     looker.close()
 
 
