@@ -52,6 +52,9 @@ LONGEST = (
     "training/test_kill.py",
     "cli/test_slurm.py",
     "bench/test_precision.py",
+    "training/test_dynamic.py",
+    "training/test_proposed.py",
+    "test_site.py",
 )
 
 

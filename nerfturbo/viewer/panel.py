@@ -381,7 +381,7 @@ class PathEditor:
 
     def close(self) -> None:
         """Drop a video that is not whole; one whose frame another thread renders ends with it."""
-        if self._film is not None and not self._film.gi_running:
+        if self._film is not None and not self._film.gi_running:  # pyright: ignore[reportAttributeAccessIssue]
             self._film.close()
             self._film, self._render.label, self._progress.visible = None, "Render the video", False
 
