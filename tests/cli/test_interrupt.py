@@ -40,7 +40,8 @@ def wait_for_checkpoint(process: subprocess.Popen[str], run: Path) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(("number", "trainer"), [(signal.SIGINT, "native"), (signal.SIGTERM, "lightning")])
+@pytest.mark.parametrize("trainer", ["native", "lightning"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_saves_says_how_to_resume_and_resuming_works(
     nerfturbo: Nerfturbo, scene: Path, tmp_path: Path, number: int, trainer: str
 ) -> None:

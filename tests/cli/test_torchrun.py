@@ -100,3 +100,15 @@ def test_a_job_that_may_restart_needs_a_folder_to_find_again(
         monkeypatch.setenv(name, value)
     result = nerfturbo("train", scene, *TINY_FLAGS)
     assert result.code == 2 and "--output: expected a folder, because a restarted job" in result.err
+
+
+def test_a_killed_rank_ends_the_job_with_its_checkpoint_intact(scene: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = torchrun(["--nproc-per-node", 2], scene, run, "--save-every", 0.05, "--steps", 100_000)
+    step = read_state(kill_rank_1_after_a_checkpoint(process, run)).step
+    out, err = process.communicate(timeout=120)
+    assert process.returncode != 0 and out == ""
+    assert "error: rank 0 of 2 lost contact with rank 1 (" in err and f"{run}/checkpoints/step_" in err
+    checkpoint = latest_checkpoint(run)
+    assert read_state(checkpoint).step >= step
+    load_tensors(checkpoint, load_model(checkpoint))
