@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from multiprocessing.context import ForkProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -50,6 +50,7 @@ open("modules.txt", "w").write("\\n".join(sys.modules))
 """  # compiles what the commands need, and names what they import
 KILLS = 5  # of one case
 STEPS, SAVE_EVERY = 60, 4
+WINDOW = 16  # steps of one captured graph on a GPU, between which nothing is saved
 LOG_EVERY = 10  # steps between the lines of log.jsonl
 PATIENCE = 60.0  # seconds that a polite end may take
 LATE = 240.0  # seconds after which a run that shows no progress is given up
@@ -70,8 +71,12 @@ class Base:
     steps: int
 
     @property
+    def save_every(self) -> int:
+        return WINDOW if "cuda" in self.flags else SAVE_EVERY
+
+    @property
     def train(self) -> list[str]:
-        common = ["--turntable", "0", "--save-every", f"{SAVE_EVERY}steps"]
+        common = ["--turntable", "0", "--save-every", f"{self.save_every}steps"]
         return ["train", self.data, *self.flags, *common, "--steps", str(self.steps)]
 
     @property
@@ -82,13 +87,14 @@ class Base:
 
     @property
     def resume(self) -> list[str]:
-        return [*self.backend, "--turntable", "0", "--save-every", f"{SAVE_EVERY}steps"]
+        return [*self.backend, "--turntable", "0", "--save-every", f"{self.save_every}steps"]
 
 
-def start(words: list[str], folder: Path) -> ForkProcess:
+def start(words: list[str], folder: Path) -> BaseProcess:
     """The command in a forked process, which has imported everything: a kill lands in its work, a polite one waits
-    until the work has begun."""
-    process = multiprocessing.get_context("fork").Process(target=_command, args=(words, folder))
+    until the work has begun. CUDA does not survive a fork of a fork: there the process is a new one."""
+    how = multiprocessing.get_context("spawn" if "cuda" in words else "fork")
+    process = how.Process(target=_command, args=(words, folder))
     signal.pthread_sigmask(signal.SIG_BLOCK, POLITE)
     process.start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, POLITE)
@@ -105,7 +111,8 @@ def _command(words: list[str], folder: Path) -> None:
         torch.use_deterministic_algorithms(True)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    atexit._clear()  # what the tool itself does at its end
+    if "cuda" not in words:
+        atexit._clear()  # what the tool itself does at its end
     os.setsid()
     file = os.open(folder / "said.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for number in (1, 2):
@@ -123,11 +130,12 @@ def _command(words: list[str], folder: Path) -> None:
     except KeyboardInterrupt:
         code = 130  # before the command has begun, or after its end
     finally:
-        atexit._run_exitfuncs()
+        if "cuda" not in words:  # a forked process ends without
+            atexit._run_exitfuncs()
     sys.exit(code)
 
 
-def ended(process: ForkProcess, seconds: float) -> int | None:
+def ended(process: BaseProcess, seconds: float) -> int | None:
     """Its exit code, negative after a signal; None if it is still there."""
     process.join(seconds)
     return process.exitcode
@@ -145,14 +153,14 @@ def finished(words: list[str], folder: Path) -> float:
     return time.monotonic() - begun
 
 
-def _end(process: ForkProcess) -> None:
+def _end(process: BaseProcess) -> None:
     """The command with all it started."""
     if process.exitcode is None and process.pid is not None:
         _send(process, signal.SIGKILL)
     process.join()
 
 
-def _send(process: ForkProcess, number: signal.Signals) -> None:
+def _send(process: BaseProcess, number: signal.Signals) -> None:
     """SIGKILL to all that it started too; a process that has only just been forked has no group yet."""
     assert process.pid is not None
     try:
@@ -162,7 +170,7 @@ def _send(process: ForkProcess, number: signal.Signals) -> None:
             os.kill(process.pid, number)
 
 
-def wait_for(moment: str, process: ForkProcess, killed: Path, draw: random.Random, base: Base) -> bool:
+def wait_for(moment: str, process: BaseProcess, killed: Path, draw: random.Random, base: Base) -> bool:
     """Wait for the moment; False where the command ended before."""
     from nerfturbo.training.checkpoint import list_checkpoints
 
@@ -172,7 +180,7 @@ def wait_for(moment: str, process: ForkProcess, killed: Path, draw: random.Rando
         found = list_checkpoints(checkpoints)
         return int(found[-1].name.split("_")[1]) if found else -1
 
-    goal = newest() + draw.randint(1, 3) * SAVE_EVERY if moment != "while it scores" else base.steps
+    goal = newest() + draw.randint(1, 3) * base.save_every if moment != "while it scores" else base.steps
     until = time.monotonic() + (draw.random() * base.seconds if moment == "anywhere" else LATE)
     reached = False
     while process.exitcode is None and time.monotonic() < until:
@@ -186,7 +194,7 @@ def wait_for(moment: str, process: ForkProcess, killed: Path, draw: random.Rando
     return process.exitcode is None
 
 
-def kill(process: ForkProcess, number: signal.Signals, folder: Path) -> Row:
+def kill(process: BaseProcess, number: signal.Signals, folder: Path) -> Row:
     """Send it, and see how the command ends."""
     begun = time.monotonic()
     _send(process, number)
@@ -200,7 +208,7 @@ def kill(process: ForkProcess, number: signal.Signals, folder: Path) -> Row:
     return {"signal": number.name, "exit": code, "seconds": round(time.monotonic() - begun, 2)}
 
 
-def check_run(killed: Path, last: int) -> int:
+def check_run(killed: Path, last: int, saves: int) -> int:
     """What the kill left: loadable, not older, and nothing lost but what came after the last save. The step saved."""
     from safetensors.torch import load_file
 
@@ -213,8 +221,8 @@ def check_run(killed: Path, last: int) -> int:
     lost = max(logged(killed), default=0) - max(step, 0)
     if step < last:
         raise Lost(f"the newest checkpoint is of step {step}, it was of step {last} before")
-    if lost > SAVE_EVERY + LOG_EVERY:
-        raise Lost(f"{lost} steps were lost, saves come every {SAVE_EVERY}")
+    if lost > saves + LOG_EVERY:
+        raise Lost(f"{lost} steps were lost, saves come every {saves}")
     return step
 
 
@@ -269,7 +277,7 @@ def train_case(base: Base, folder: Path, draw: random.Random) -> Row:
             kills.append({"moment": moment} | kill(process, draw.choice(SIGNALS), folder))
         finally:
             _end(process)
-        last = check_run(killed, last)
+        last = check_run(killed, last, base.save_every)
         kills[-1]["saved_step"] = last
     if code != 0:
         raise Lost(f"exit {code} in the end: {(folder / 'said.txt').read_text(errors='replace')[-1500:]}")
@@ -353,14 +361,15 @@ def prepare_bases(root: Path, data: str | None, flags: list[str], kinds: list[st
     for index, chosen in enumerate(sets):
         folder = root / str(index)
         folder.mkdir()
-        base = Base(folder, data, chosen, 0.0, STEPS)
+        steps = STEPS * 4 if "cuda" in chosen else STEPS
+        base = Base(folder, data, chosen, 0.0, steps)
         lines = [[*base.train, "--output", "run"], ["eval", "run", *base.backend]]
         lines += map(str.split, EXPORTS if "export" in kinds else ())
         said = subprocess.run([sys.executable, "-c", REHEARSE.format(lines)], cwd=folder, capture_output=True)
         if said.returncode:
             raise SystemExit(f"the run without kills fails: {said.stderr.decode(errors='replace')[-1500:]}")
         import_modules((folder / "modules.txt").read_text())
-        bases.append(Base(folder, data, chosen, finished([*base.train, "--output", "whole"], folder), STEPS))
+        bases.append(Base(folder, data, chosen, finished([*base.train, "--output", "whole"], folder), steps))
     return bases
 
 

@@ -80,15 +80,17 @@ MORE = {
     "sampling/geometry.py": "data/test_keypoints.py data/test_builtin_geometry.py",
     "sampling/grid.py": "sampling/test_geometry.py viewer/test_panel.py rendering/test_image.py "
     "training/test_cull_unseen.py",
-    "sampling/uniform.py": "sampling/test_proposals.py training/test_proposed.py",
+    "sampling/uniform.py": "sampling/test_proposals.py sampling/test_geometry.py training/test_proposed.py",
     "sampling/proposals.py": "rendering/test_memory.py",
     "rendering/losses.py": "training/test_step.py training/test_proposed.py",
     "rendering/render.py": "export/test_frames.py",
     "training/loss.py": "data/test_error_map.py training/test_proposed.py training/test_quality.py",
     "training/optim.py": "training/test_precision.py training/test_lightning.py",
     "training/stability.py": "training/test_monitor.py",
+    "training/checkpoint.py": "training/test_lightning.py cli/test_hostile.py",
     "data/cameras.py": "data/test_posed_formats.py data/test_exported_formats.py export/test_exports.py",
     "data/placement.py": "data/test_decisions.py data/test_conventions.py",
+    "data/formats/colmap.py": "data/test_capture_folders.py",
     "data/formats/transforms.py": "data/test_capture_folders.py data/test_exported_formats.py",
     "evaluation/metrics.py": "evaluation/test_baselines.py",
     "ops/mlp/reference.py": "kernels/test_wide_mlp.py fields/test_fields.py",
@@ -107,6 +109,10 @@ KERNELS = {
 }
 NEAR |= {f"ops/{name}/triton.py": KERNELS.get(name, f"kernels/test_{name}.py ops/test_{name}.py") for name in TRITON}
 NEAR["ops/adam/triton.py"] = "kernels/test_adam.py"
+EXAMPLES = "test_doctests.py::test_docstring_examples[nerfturbo.{}]"
+for name in NEAR:
+    if ">>> " in (REPOSITORY / "nerfturbo" / name).read_text(encoding="utf-8"):
+        NEAR[name] += " " + EXAMPLES.format(name.removesuffix(".py").replace("/", "."))
 
 OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult}
 OPERATORS |= {ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.Pow: ast.Mult, ast.LShift: ast.RShift}
@@ -348,11 +354,9 @@ def main() -> int:
     parser.add_argument("--work", type=Path, help="keep there what the next run needs again: a tree with its kernels")
     args = parser.parse_args()
     stay_small()
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # the other check would leave forked processes without a GPU
+    os.environ["TRITON_INTERPRET"] = "1"  # as the tests set it, too late for a triton that is already imported
     import torch
 
-    if not torch.cuda.is_available():
-        os.environ["TRITON_INTERPRET"] = "1"  # as the tests set it, too late for a triton that is already imported
     for name in ("numba", "hypothesis", "triton", "torchmetrics", "pytest"):
         with contextlib.suppress(ImportError):
             __import__(name)

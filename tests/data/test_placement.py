@@ -82,6 +82,17 @@ def test_cameras_side_by_side_look_at_a_box_ahead() -> None:
     assert 0.1 < placement.extent.near < 0.5
 
 
+def test_the_farthest_camera_is_the_unit_whoever_stands_in_the_middle() -> None:
+    around = ring()
+    center = place(cameras_at(around), around).to_original[:3, 3]
+    inside = look_at(center[None], center + torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64))
+    poses = torch.cat([around, inside])
+    placement = place(cameras_at(poses), poses)
+    torch.testing.assert_close(placement.to_original[:3, 3], center, atol=0.05, rtol=0.0)
+    found = placed_poses(poses, placement)[:, :, 3].norm(dim=-1)
+    assert float(found.max()) == pytest.approx(1.0) and float(found.min()) < 0.05
+
+
 def test_one_camera_and_cameras_without_a_common_up() -> None:
     one = ring(1)
     assert place(cameras_at(one), one).extent.far > 0.0

@@ -13,7 +13,15 @@ import pytest
 import torch
 
 from nerfturbo.data.formats import llff, posed
-from nerfturbo.data.formats.colmap import N_PARAMETERS, ColmapCamera, lens_of, load_points, read_features
+from nerfturbo.data.formats.colmap import (
+    N_PARAMETERS,
+    ColmapCamera,
+    find_models,
+    lens_of,
+    load_points,
+    read_cloud,
+    read_features,
+)
 from nerfturbo.data.formats.posed import unit_times
 from nerfturbo.data.images import decode_image, save_image
 from nerfturbo.data.options import LoadOptions
@@ -189,6 +197,19 @@ def test_points_of_a_model_are_read_and_a_folder_without_one_has_none(tmp_path: 
     cloud = load_points(folders.write_colmap(tmp_path / "s", model=1, parameters=[30.0, 30.0, 12.0, 8.0]))
     assert cloud is not None and len(cloud.positions) > 0
     assert load_points(tmp_path) is None
+    (tmp_path / "points3D.txt").write_text("7 1.5 -2.5 3.5 10 20 300 0.25 1 1 2 4\n")
+    one = read_cloud(tmp_path / "points3D.txt")
+    assert (one.positions.tolist(), one.colors.tolist()) == ([[1.5, -2.5, 3.5]], [[10, 20, 255]])
+    assert (one.errors.tolist(), one.numbers.tolist()) == ([0.25], [7])
+
+
+def test_of_models_side_by_side_the_largest_is_taken(tmp_path: Path) -> None:
+    folder = folders.write_colmap(tmp_path / "s", model=1, parameters=[30.0, 30.0, 12.0, 8.0], text=True)
+    shutil.copytree(folder / "sparse" / "0", folder / "sparse" / "1")
+    lines = (folder / "sparse" / "0" / "images.txt").read_text().splitlines()
+    (folder / "sparse" / "0" / "images.txt").write_text("\n".join(lines[1:-4]) + "\n")
+    n = len(folders.poses())
+    assert find_models(folder) == {folder / "sparse" / "1": n, folder / "sparse" / "0": n - 2}
 
 
 def test_colmap_spheres(tmp_path: Path) -> None:
@@ -220,8 +241,12 @@ def test_llff_takes_the_folder_that_fits(tmp_path: Path) -> None:
         small = decode_image(path, 4)
         (folder / "images_4").mkdir(exist_ok=True)
         save_image(folder / "images_4" / path.name, torch.zeros_like(small))
-    assert load_scene(folder, downscale=4).images.pixels.max() == 0
+    quarter = load_scene(folder, downscale=4)
+    assert quarter.images.pixels.max() == 0 and quarter.cameras.size[0].tolist() == [6, 4]
     assert load_scene(folder, downscale=2).images.pixels.max() > 0
+    shutil.copytree(folder / "images_4", folder / "images_2")
+    assert load_scene(folder, downscale=2).images.pixels.max() == 0
+    shutil.rmtree(folder / "images_2")
     (folder / "images").rename(folder / "input")
     assert load_scene(folder, downscale=2).images.pixels.max() > 0
     shutil.rmtree(folder / "input")

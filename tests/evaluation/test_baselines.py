@@ -25,6 +25,10 @@ def test_constant_is_the_variance() -> None:
 def test_alpha_is_put_on_white() -> None:
     scene = replace(make_scene(7), images=ImagePool.from_images(torch.zeros(7, 6, 8, 4, dtype=torch.uint8)))
     assert constant_baseline_psnr(scene) == pytest.approx(120.0)  # all white, no error at all
+    pictures = torch.zeros(7, 6, 8, 4, dtype=torch.uint8)
+    pictures[:, :3, :, 3] = 255  # one half is black, the other shows what is behind
+    scene = replace(scene, images=ImagePool.from_images(pictures))
+    assert constant_baseline_psnr(scene) == pytest.approx(-10.0 * math.log10(0.25))
 
 
 def test_blur_against_scipy() -> None:

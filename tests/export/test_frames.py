@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from nerfturbo.evaluation.images import CHANNELS
 from nerfturbo.export.frames import FrameMaker, FrameSequence, Look, digest, recorded_size
 from nerfturbo.ops import use_backend
 from nerfturbo.rendering.model import NerfModel, SceneBounds
-from nerfturbo.rendering.render import surface_normals
+from nerfturbo.rendering.render import REACH, surface_normals
 from nerfturbo.types import Aabb
 
 from ..data.test_ndc import write_facing
@@ -64,6 +65,21 @@ def test_normals_of_a_ball_point_outwards(model: NerfModel) -> None:
     assert float((normals * points).sum(-1).min()) > 0.99
     assert surface_normals(model.field, model.grid, torch.zeros(0, 3)).shape == (0, 3)
     assert float(surface_normals(model.field, model.grid, torch.full((1, 3), 50.0)).norm()) == 0.0
+
+
+def test_normals_weigh_opacity_not_density(model: NerfModel) -> None:
+    """Two half spaces, one three times as dense: on a sphere about a point of both borders their quarters are as opaque
+    as a way of its radius through them."""
+    reach, taus = REACH * model.grid.step_size, torch.tensor([1.2, 0.4])
+
+    class Halves:
+        def density(self, positions: torch.Tensor, times: None) -> torch.Tensor:
+            return ((positions[:, :2] > 0.0) * taus).sum(-1) / reach
+
+    normal = surface_normals(Halves(), model.grid, torch.zeros(1, 3))[0]  # type: ignore[arg-type]
+    both, x, y = (1.0 - math.exp(-tau) for tau in (1.6, 1.2, 0.4))
+    wanted = -torch.nn.functional.normalize(torch.tensor([both + x - y, both + y - x, 0.0]), dim=0)
+    torch.testing.assert_close(normal, wanted, atol=0.1, rtol=0.0)
 
 
 def test_a_crop_cuts_the_ball_in_half(model: NerfModel) -> None:

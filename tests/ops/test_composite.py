@@ -192,7 +192,21 @@ def test_compacting_the_visible_changes_nothing(backend: str):
         assert_close(name, getattr(kept, name), getattr(all_of_it, name))
 
 
-def test_threshold_as_tensor(target: Target):
+def test_empty_samples_can_learn_to_be_seen(target: Target):
+    """A density of zero has a gradient, unless a threshold is asked for."""
+    require(target)
+    samples = samples_to(make_samples(20), target.device)
+    inputs = _inputs(make_samples(20)) | {"density": torch.zeros(samples.capacity)}
+    inputs = {name: value.to(target.device) for name, value in inputs.items()}
+    for threshold in (0.0, 0.05):
+        seen, (gradient,) = run(
+            target.backend,
+            lambda density, rgb, t=threshold: composite(density, rgb, samples, alpha_thre=t).weights,
+            inputs,
+            ["density"],
+        )
+        assert not seen[0].any() and bool(gradient.any()) is (threshold == 0.0)
+
     require(target)
     samples = make_samples(20)
     inputs = {name: t.to(target.device) for name, t in _inputs(samples).items()}

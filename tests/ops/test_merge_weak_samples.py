@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from torch import Tensor
 from nerfturbo.errors import InputError
 from nerfturbo.ops import compact, composite, random_bits, use_backend
 from nerfturbo.ops.composite import LONGEST, Thinning, merge_weak_samples, stretched
+from nerfturbo.ops.composite.cpu import _chance as cpu_chance
+from nerfturbo.ops.composite.reference import _chance
 from nerfturbo.ops.composite.reference import composite as plain_composite
 from nerfturbo.types import PackedSamples
 
@@ -69,6 +72,15 @@ def test_one_sample_of_every_run_as_thick_as_all_of_it():
         assert len(run) > 1 or codes[run[0]] == 1
     assert int((codes > 0).sum()) == len(runs)
     assert bool((codes[_weights(optical, samples) > 0.02] == 1).all())
+
+
+def test_chances_are_the_same_on_a_cpu_to_the_bit():
+    plain = cpu_chance.py_func  # type: ignore[attr-defined]
+    for place in (0, 1, 977):
+        wanted = _chance(_phases(300), place).tolist()
+        with np.errstate(over="ignore"):  # compiled it wraps around
+            assert [float(plain(phase, place)) for phase in _phases(300).tolist()] == wanted
+        assert len(set(wanted)) == 300
 
 
 def test_a_run_shows_each_sample_as_often_as_it_weighs():

@@ -67,6 +67,18 @@ def test_the_reference_is_the_double_sum(rule: RayLossRule, elsewhere: bool):
     assert_close("gradient to raw", *(torch.autograd.grad(x, raw)[0] for x in (value, wanted)))
 
 
+def test_the_spread_of_far_rays_keeps_its_digits():
+    """Distances count from a ray's first sample: far away their own digits would not do."""
+    samples, rule = make_samples(9, mean=5), RULES["distortion"]
+    raw, values = torch.nan_to_num(_logits(samples)).clamp(max=4.0), []
+    starts, ends = (2048.0 + (side * 512.0).round() / 512.0 for side in (samples.t_starts, samples.t_ends))  # exact
+    for dtype in (torch.float32, torch.float64):
+        far = replace(samples, t_starts=starts.to(dtype), t_ends=ends.to(dtype))
+        with use_backend("reference"):
+            values.append(float(ray_losses(raw.to(dtype), far, rule)))
+    assert values[0] == pytest.approx(values[1], rel=1e-5)
+
+
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_gradcheck(rule: RayLossRule):
     samples = make_samples(6, mean=4, tail=2, dtype=torch.float64)

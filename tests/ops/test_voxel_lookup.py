@@ -119,6 +119,17 @@ def test_density_alone_is_the_last_column(target: Target) -> None:
         alone = voxel_density(given["positions"], given["density"], index, n_used=count)
     assert_close("density", alone, whole[:, 3].contiguous(), 1e-6)
     assert not whole[n - 9 :].any() and not alone[n - 9 :].any()
+    with use_backend("reference"):
+        plain = voxel_density(given["positions"], given["density"], index, n_used=count)
+    assert_close("density of the reference", plain, alone, 1e-4)
+
+
+def test_where_no_node_is_stored_all_is_empty() -> None:
+    index = make_voxels(share=0.0)[0]
+    positions, unused = torch.rand(9, 3, generator=generator(1)), torch.ones(1)
+    for backend in ("reference", "cpu"):
+        with use_backend(backend):
+            assert voxel_density(positions, unused, index).tolist() == pytest.approx([index.empty] * 9)
 
 
 @pytest.mark.usefixtures("poisoned_empty")

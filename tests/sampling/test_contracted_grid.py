@@ -91,6 +91,27 @@ def test_thickness_is_that_of_steps_that_grow_from_the_middle_of_the_box(kind):
     torch.testing.assert_close(thickness, torch.full_like(thickness, grid.cells.step_size))
 
 
+def test_thickness_of_even_steps_is_that_of_the_density():
+    span = RaySpan(near=0.05, far=200.0, warp="uniform")
+    grid = ContractedGrid(BOX, GridConfig(resolution=8), steps=64, span=span, contraction="cube")
+    grid.update(0, lambda positions: torch.full_like(positions[:, 0], 3.0), all_cells=True)
+    torch.testing.assert_close(grid.cells.thickness.unique(), torch.tensor([3.0 * grid.cells.step_size]))
+
+
+@pytest.mark.parametrize("kind", ["sphere", "cube"])
+def test_what_is_seen_of_a_cell_is_seen_through_its_sphere(kind):
+    draw, away, grid = torch.Generator().manual_seed(3), 0.9, contracted(kind)
+    cells = unpack_bits(grid.cells.bits)[: 16**3].nonzero()[:, 0]
+    center, radius = grid._spheres(cells, away)
+    eye = torch.nn.functional.normalize(torch.randn(len(cells), 3, generator=draw), dim=-1) * away
+    eye = eye + torch.tensor([0.2, 0.0, -0.1])
+    for _ in range(20):
+        point = grid.world_positions(cells, torch.rand(len(cells), 3, generator=draw))
+        toward = torch.nn.functional.normalize(point - eye, dim=-1)
+        beside = torch.linalg.cross(center - eye, toward).norm(dim=-1)
+        assert bool((beside <= radius * 1.001 + 1e-4).all()), float((beside / radius).max())
+
+
 def test_a_capacity_keeps_whole_rays():
     grid, rays = contracted(), some_rays(8)
     samples = grid.sample(rays, capacity=200, n_active=torch.tensor(6, dtype=torch.int32))

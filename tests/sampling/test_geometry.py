@@ -21,7 +21,7 @@ from nerfturbo import (
 from nerfturbo.config import GridConfig
 from nerfturbo.ops.march import unpack_bits
 from nerfturbo.ops.march.reference import is_occupied
-from nerfturbo.sampling.geometry import _barycentric, cells_with_points
+from nerfturbo.sampling.geometry import _barycentric, cells_with_points, flood_fill
 from nerfturbo.sampling.uniform import even_edges
 from nerfturbo.types import PackedSamples
 
@@ -90,6 +90,24 @@ def test_a_mesh_occupies_its_surface_and_what_it_encloses():
     assert (hit.packed_info[:, 1] > 0).all()  # no hole in the surface
     with pytest.raises(InputError, match="faces"):
         OccupancyGrid.from_mesh(vertices, faces + 10**6)
+
+
+def test_what_the_outer_level_encloses_is_inside_all_the_way():
+    """The shell goes around the cells of the outer level that the inner one fills, 4 to 11 of 16."""
+    surface = torch.zeros(2, 16, 16, 16, dtype=torch.bool)
+    surface[1, 4:12, 4:12, 4:12] = True
+    surface[1, 5:11, 5:11, 5:11] = False
+    filled = flood_fill(surface)
+    assert filled[0].all() and filled[1, 4:12, 4:12, 4:12].all() and int(filled[1].sum()) == 8**3
+
+
+def test_a_triangle_around_the_origin_has_no_hole():
+    angle = torch.arange(3) * (2.0 * math.pi / 3.0) + 0.2
+    vertices = 0.95 * torch.stack([angle.cos(), 0.8 * angle.sin(), 0.6 * angle.sin()], dim=-1)
+    weights = torch.rand(40_000, 3, generator=torch.Generator().manual_seed(1))
+    inside = weights / weights.sum(-1, keepdim=True) @ vertices
+    grid = OccupancyGrid.from_mesh(vertices, torch.tensor([[0, 1, 2]]), BOX, GridConfig(resolution=16), margin=0)
+    assert float(is_occupied(grid.occupancy, inside).float().mean()) > 0.99
 
 
 def test_a_triangle_leaves_no_hole_in_a_flat_box():

@@ -226,6 +226,12 @@ def test_a_hierarchy_adds_fine_samples_to_the_coarse_ones():
     assert bool((samples.edges[:, :, None] == coarse_edges[:, None, :]).any(1).all())  # all of them are in it
     color = samples.stages[0].color
     assert color is not None and color.shape == (3, 3)
+    rays, t = rays_along_z(), estimator.span.distances(coarse_edges, rays_along_z())
+    at = rays.origins[:, None] + rays.directions[:, None] * ((t[:, 1:] + t[:, :-1]) * 0.5)[..., None]
+    rgb, _ = coarse(at.reshape(-1, 3), rays.directions.repeat_interleave(8, 0))
+    wanted = (samples.stages[0].weights[..., None] * rgb.view(3, 8, 3)).sum(1)
+    torch.testing.assert_close(color, wanted, atol=1e-5, rtol=1e-4)
+    assert estimator.bytes_per_ray(10, 3) == 14 * 10 + 8 * 3
     color.sum().backward()
     assert coarse.color_head.weight.grad is not None
     with torch.no_grad():

@@ -295,6 +295,15 @@ def test_a_falling_scale_brings_advice_and_lower_lr_acts_on_it() -> None:
     assert made.learning_rate == pytest.approx(0.5 * training("fp16").optimizer.config.lr, rel=0.98)
 
 
+@pytest.mark.parametrize(("precision", "named"), [("fp32", True), ("fp16", False)])
+def test_one_skipped_step_is_named_unless_its_scale_is_still_sought(precision: str, named: bool) -> None:
+    with use_backend("reference"):
+        made = poisoned(training(precision), range(10, 11))
+        said = guarded(made, precision)
+        made.fit()
+    assert made.skipped == 1 and ["first bad tensor" in text for text in said] == [True] * named
+
+
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_what_never_becomes_finite_again_stops_with_a_name(precision: str) -> None:
     with use_backend("reference"):
@@ -310,6 +319,8 @@ def test_a_run_whose_last_steps_are_not_finite_has_not_succeeded() -> None:
     with use_backend("reference"):
         with pytest.raises(UnstableError, match="6 of 40 steps were not finite"):
             poisoned(training("fp32"), range(34, 40)).fit()
+        with pytest.raises(UnstableError, match=f"{FALLS} of 40 steps were not finite"):
+            poisoned(training("fp32"), range(40 - FALLS, 40)).fit()
         made = poisoned(training("fp32"), range(1))
         made.reconfigure(replace(made.config, train=replace(made.config.train, steps=1)))
         with pytest.raises(UnstableError, match="1 of 1 steps were not finite"):
