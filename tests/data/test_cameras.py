@@ -142,6 +142,13 @@ def test_bad_cameras_are_named(change: dict, words: str) -> None:
         replace(make(), **change)
 
 
+def test_the_one_camera_without_a_pose_is_named() -> None:
+    poses = make().camera_to_world.clone()
+    poses[3, 1, 2] = float("inf")
+    with pytest.raises(InputError, match="NaN or infinity in the pose of camera 3"):
+        replace(make(), camera_to_world=poses)
+
+
 @pytest.mark.parametrize("angle", [0.0, -1.0, math.pi, float("nan")])
 def test_bad_field_of_view(angle: float) -> None:
     with pytest.raises(InputError, match="field_of_view_x"):

@@ -117,9 +117,9 @@ def test_the_limit_is_where_the_radius_stops_growing() -> None:
     rows[1, 0], rows[2, 0] = -0.25, 0.2
     limits = LENS_MODELS["opencv"].limit(rows)  # r (1 + k1 r^2) peaks at r^2 = -1 / (3 k1)
     assert limits.tolist() == pytest.approx([16.0, (4.0 / 3.0) ** 0.5, 16.0], abs=5e-3)
-    assert LENS_MODELS["fisheye"].limit(rows).tolist() == pytest.approx(
-        [math.pi, (4.0 / 3.0) ** 0.5, math.pi], abs=1e-3
-    )
+    limits = LENS_MODELS["fisheye"].limit(rows)
+    assert limits.tolist() == pytest.approx([math.pi, (4.0 / 3.0) ** 0.5, math.pi], abs=1e-3)
+    assert float(limits[0]) == pytest.approx(math.pi, abs=1e-6)
 
 
 @pytest.mark.parametrize("model", ["opencv", "fisheye"])
@@ -158,6 +158,11 @@ def test_enclosing_pinholes_see_all_that_the_lens_sees() -> None:
         index, x, y = grid_of_pixels()
         pixels, depths = frusta.project(index, cameras.rays(index, x, y).directions)
         assert (depths > 0).all() and (pixels > -1.0).all() and (pixels < frusta.size[0] + 1.0).all()
+
+
+def test_there_are_no_pinholes_around_a_lens_that_sees_sideways_at_its_corners() -> None:
+    edges = [f.enclosing_pinholes() is None for f in (one_camera("fisheye", 40.0, [0.0] * 8, w, 48) for w in (64, 100))]
+    assert edges == [False, True]  # half of the width is 0.8 and 1.25 radians off the axis, and the corners more
 
 
 def pixel_grid(width: int, height: int) -> tuple[torch.Tensor, torch.Tensor]:

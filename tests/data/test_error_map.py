@@ -16,8 +16,9 @@ from nerfturbo.ops.pixels import PixelMask, pack_words
 from nerfturbo.rendering.losses import color_loss, weigh_gradient
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.training import Trainer
-from nerfturbo.training.loss import compute_loss, draw_background
+from nerfturbo.training.loss import compare_colors, compute_loss, draw_background
 from nerfturbo.training.step import step_gradients, step_update
+from nerfturbo.types import PackedSamples
 
 from ..tiny import ball_scene, tiny_config
 from .test_batches import mixed_scene
@@ -147,6 +148,16 @@ def test_errors_are_distances_from_the_truth(monkeypatch: pytest.MonkeyPatch) ->
         white = replace(batch, rgba=torch.ones_like(batch.rgba))
         compute_loss(model, white, draw_background(config, 5, 200, sampler.device), step=5)
     assert len(seen) == 1 and float(seen[0].min()) >= 0.0 and float(seen[0].max()) < 1.0
+
+
+def test_the_errors_of_plain_colours_are_their_mean_distances(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.Tensor] = []
+    batch = PixelSampler(BIG, "cpu", 0, guided=True).draw(5, 2)
+    monkeypatch.setattr(type(batch), "add_errors", lambda self, values, kept: seen.append(values))
+    samples = PackedSamples.from_counts(torch.tensor([0, 0]), torch.zeros(0), torch.zeros(0))
+    color, target = torch.tensor([[0.5, 0.2, 0.9], [0.0, 0.1, 0.2]]), torch.tensor([[0.8, 0.2, 0.3], [0.0, 0.1, 0.2]])
+    compare_colors(color, target, batch, samples, tiny_config(steps=2), note=True)
+    torch.testing.assert_close(seen[0], torch.tensor([0.3, 0.0]))
 
 
 def test_training_guides_its_draws() -> None:

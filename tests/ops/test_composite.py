@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -119,6 +121,16 @@ def test_pixels_match_the_formula(sized: tuple[Target, int], behind: str, poison
         return composite_pixels(density, rgb, samples, background)
 
     compare(target, function, inputs, list(inputs), names=OUTPUTS)
+
+
+def test_pixels_of_the_reference_let_the_background_through():
+    samples = PackedSamples.from_counts(torch.tensor([1, 0]), torch.tensor([1.0]), torch.tensor([2.0]))
+    density, rgb = torch.tensor([math.log(4.0)]), torch.tensor([[0.8]])
+    with use_backend("reference"):
+        pixels = composite_pixels(density, rgb, samples, torch.tensor([0.4]))
+    assert_close("rgb", pixels.rgb, torch.tensor([[0.75 * 0.8 + 0.25 * 0.4], [0.4]]))
+    assert_close("opacity", pixels.opacity, torch.tensor([0.75, 0.0]))
+    assert_close("depth", pixels.depth, torch.tensor([1.5, 0.0]))
 
 
 @pytest.mark.parametrize("output", OUTPUTS)

@@ -11,6 +11,7 @@ from nerfturbo.errors import InputError
 from nerfturbo.ops.march import unpack_bits
 from nerfturbo.ops.positions import fold, unfold, unit_positions
 from nerfturbo.sampling import ContractedGrid, Draw, RaySpan
+from nerfturbo.sampling.contracted import CANDIDATES
 from nerfturbo.sampling.grid import Frusta
 from nerfturbo.types import Aabb, Rays
 
@@ -136,6 +137,11 @@ def test_cells_that_no_camera_sees_are_given_up(kind):
     for step in range(0, 32, 16):  # and an update does not bring them back
         grid.update(step, lambda positions: torch.full_like(positions[:, 0], 50.0))
     assert grid.sample(rays).offsets.diff().tolist() == [seen, behind]
+
+
+def test_a_step_takes_as_many_rays_as_their_lattices_have_room():
+    few, many = contracted(steps=32), contracted(steps=64)
+    assert few.max_rays(1) == 2 * many.max_rays(1) == CANDIDATES // 32
 
 
 def test_boxes_are_not_contracted():

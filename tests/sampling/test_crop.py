@@ -9,7 +9,7 @@ from nerfturbo.config import GridConfig
 from nerfturbo.errors import InputError
 from nerfturbo.ops.march import pack_bits
 from nerfturbo.ops.march.reference import is_occupied
-from nerfturbo.sampling.grid import OccupancyGrid, cropped, occupied_box
+from nerfturbo.sampling.grid import OccupancyGrid, as_sampler, cropped, occupied_box
 from nerfturbo.sampling.histograms import RaySpan
 from nerfturbo.sampling.uniform import UniformEstimator
 from nerfturbo.types import Aabb, PackedSamples, Rays
@@ -31,7 +31,7 @@ def test_the_occupied_box_is_that_of_whole_cells() -> None:
     assert box is not None
     assert box.low == pytest.approx((-0.5, -0.75, 0.25)) and box.high == pytest.approx((0.25, -0.25, 0.5))
     far = occupied_box(make_grid(levels=3))
-    assert far is not None and far.high == pytest.approx((4.0, 4.0, 4.0))
+    assert far is not None and far.high == pytest.approx((4.0, 4.0, 4.0)) and far.low == pytest.approx(box.low)
     empty = make_grid()
     empty.bits.zero_()
     assert occupied_box(empty) is None
@@ -66,6 +66,8 @@ def test_the_whole_box_is_the_same_grid() -> None:
 def test_an_empty_crop_names_the_occupied_box(box: Aabb) -> None:
     with pytest.raises(InputError, match=r"--crop: .*occupied lies in \(-0.5, -0.75, 0.25\) to \(0.25, -0.25, 0.5\)"):
         make_grid().cropped(box, what="--crop")
+    with pytest.raises(InputError, match="--crop: "):
+        cropped(as_sampler(make_grid()), box, what="--crop")
 
 
 def test_boxes_that_only_touch_share_nothing() -> None:

@@ -22,7 +22,8 @@ from nerfturbo.config import GridConfig
 from nerfturbo.ops.march import unpack_bits
 from nerfturbo.ops.march.reference import is_occupied
 from nerfturbo.sampling.geometry import _barycentric, cells_with_points, flood_fill
-from nerfturbo.sampling.uniform import even_edges
+from nerfturbo.sampling.histograms import RaySpan
+from nerfturbo.sampling.uniform import UniformEstimator, even_edges
 from nerfturbo.types import PackedSamples
 
 BOX = Aabb.cube(1.0)
@@ -99,6 +100,19 @@ def test_what_the_outer_level_encloses_is_inside_all_the_way():
     surface[1, 5:11, 5:11, 5:11] = False
     filled = flood_fill(surface)
     assert filled[0].all() and filled[1, 4:12, 4:12, 4:12].all() and int(filled[1].sum()) == 8**3
+
+
+def test_a_cell_at_the_border_is_outside_where_the_cell_around_it_is():
+    draw = torch.Generator().manual_seed(2)
+    surface = torch.ones(2, 16, 16, 16, dtype=torch.bool)
+    surface[0, ::3, ::3, ::3] = False  # each alone
+    surface[1] = torch.rand(16, 16, 16, generator=draw) < 0.4
+    filled = flood_fill(surface)
+    cells = torch.cartesian_prod(*[torch.arange(0, 16, 3)] * 3)
+    cells = cells[((cells == 0) | (cells == 15)).any(-1)]
+    x, y, z = (4 + cells // 2).unbind(-1)
+    assert torch.equal(filled[0][tuple(cells.unbind(-1))], filled[1, x, y, z])
+    assert 0.2 < float(filled[1, x, y, z].float().mean()) < 0.8
 
 
 def test_a_triangle_around_the_origin_has_no_hole():
@@ -214,6 +228,12 @@ def test_points_fall_into_their_cells_of_every_level_of_a_box_off_the_origin():
                 expected[level, cell[0], cell[1], cell[2]] = True
     found = cells_with_points(points, aabb, resolution, levels)
     assert torch.equal(found, expected) and 0 < int(found[0].sum()) < int(found[1].sum()) < resolution**3
+
+
+def test_even_samples_look_at_nothing_before():
+    one, eight = (UniformEstimator(n, RaySpan(near=0.0, far=1.0, unit=0.25)) for n in (1, 8))
+    assert [sampler.max_rays(20) for sampler in (one, eight)] == [20, 2]
+    assert eight.evaluations_per_ray == 0 and eight.bytes_per_ray(10, 1000) == 80
 
 
 def test_jitter_moves_inner_edges_inside_their_stratum_and_no_others():

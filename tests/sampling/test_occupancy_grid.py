@@ -110,6 +110,15 @@ def test_cells_no_camera_sees_stay_empty():
     assert not occupied[(centres[:, 1].abs() > 1.5)].any()
 
 
+def test_spheres_hold_their_cells_and_little_more():
+    grid = OccupancyGrid(Aabb.cube(1.0), GridConfig(resolution=4, levels=3), step_size=0.1)
+    cells = torch.arange(grid.n_cells)
+    center, radius = grid._spheres(cells)
+    half = 0.25 * 3.0**0.5 * 2.0 ** (cells // 4**3).float()  # of a cell's diagonal
+    assert torch.equal(center, grid.cell_positions(cells))
+    assert bool((radius >= half).all()) and bool((radius < 1.01 * half).all())
+
+
 def test_same_draws_for_same_seed_and_step():
     grids = [make_grid() for _ in range(2)]
     for grid in grids:

@@ -148,9 +148,10 @@ def test_clipping_is_that_of_torch_for_the_smallest_gradients_too() -> None:
 def test_the_helper_keeps_its_state_and_refuses_half_masters() -> None:
     _, amp = made("fp16")
     amp._scale.fill_(2048.0)
+    amp._good.fill_(17.0)
     _, other = made("fp16")
     other.load_state_dict(amp.state_dict())
-    assert other.loss_scale == 2048.0
+    assert other.loss_scale == 2048.0 and other.state_dict() == amp.state_dict()
     with pytest.raises(InputError, match=r"parameter weight: expected torch\.float32, it is the master"):
         model = nn.Linear(2, 2).half()
         MixedPrecision(model, torch.optim.SGD(model.parameters(), lr=1.0))

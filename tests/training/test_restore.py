@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from nerfturbo.config import Config, FactorConfig, VoxelConfig
+from nerfturbo.errors import CheckpointError
 from nerfturbo.ops import use_backend
 from nerfturbo.training.callbacks import every, save_checkpoints
 from nerfturbo.training.checkpoint import list_checkpoints
@@ -88,6 +91,16 @@ def test_an_earlier_checkpoint_restores_into_a_trainer_that_went_on(tmp_path: Pa
     (path,) = list_checkpoints(tmp_path)
     assert resumed_losses(used, path) == resumed_losses(fresh, path)
     assert_same(used, fresh)
+
+
+def test_what_the_optimizer_lacks_is_named(tmp_path: Path) -> None:
+    trainer = Trainer(config_of("plain"), scene())
+    path = trainer.save(tmp_path)
+    tensors = load_file(path / "tensors.safetensors")
+    lost = next(name for name in sorted(tensors) if name.startswith("optimizer."))
+    save_file({name: value for name, value in tensors.items() if name != lost}, path / "tensors.safetensors")
+    with pytest.raises(CheckpointError, match=f"{re.escape(lost)} is missing; training cannot go on"):
+        trainer.resume(path)
 
 
 @pytest.mark.parametrize("kind", ["plain", "coarse", "error", "both"])
