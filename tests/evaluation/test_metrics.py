@@ -62,6 +62,18 @@ def test_ssim_against_the_formula() -> None:
     assert ssim(image, truth, counts) == pytest.approx(ssim_by_hand(shown, truth), abs=1e-4)
 
 
+def test_ssim_is_that_of_torchmetrics() -> None:
+    """Which pads by reflection; in double precision, as differences of squares lose digits in a flat picture."""
+    image_scores = pytest.importorskip("torchmetrics.functional.image", reason="torchmetrics comes with lightning")
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.rand(24, 32, 3, generator=generator)
+    truth[:12] = 1.0
+    image = (truth + 0.1 * torch.randn(truth.shape, generator=generator)).clamp(0.0, 1.0)
+    one, other = (each.double().permute(2, 0, 1)[None] for each in (image, truth))
+    expected = float(image_scores.structural_similarity_index_measure(one, other, data_range=1.0))
+    assert 0.3 < expected < 0.9 and ssim(image, truth) == pytest.approx(expected, abs=5e-6)
+
+
 def test_wrong_shapes_are_refused() -> None:
     with pytest.raises(InputError, match="image, truth: expected one shape"):
         psnr(torch.zeros(2, 2, 3), torch.zeros(2, 3, 3))

@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 
 from nerfturbo.cli.main import main
+from nerfturbo.data.scene import Scene
 from nerfturbo.evaluation import pose_check
 
 from ..conftest import IN_CI
@@ -133,6 +134,23 @@ def turned(matrices: np.ndarray, degrees: float, which: list[int]) -> np.ndarray
 
 
 Check = Callable[..., dict]
+KNOWN: dict[tuple, tuple] = {}
+
+
+@pytest.fixture(autouse=True)
+def _features_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The images are the same in most tests: features of the same pixels are looked for once."""
+    find = pose_check._features
+
+    def known(scene: Scene, index: int, size: list[int]) -> tuple:
+        used = scene.used_pixels(index)
+        pixels = scene.images.image(index).numpy().tobytes()
+        key = (pixels, None if used is None else used.numpy().tobytes(), *size)
+        if key not in KNOWN:
+            KNOWN[key] = find(scene, index, size)
+        return KNOWN[key]
+
+    monkeypatch.setattr(pose_check, "_features", known)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from nerfturbo.config import PhotoConfig
 from nerfturbo.data.images import ImagePool, pack_flags
 from nerfturbo.data.scene import Scene
 from nerfturbo.errors import InputError
+from nerfturbo.evaluation import align
 from nerfturbo.evaluation.align import right_halves
 from nerfturbo.evaluation.evaluate import evaluate
 from nerfturbo.ops.pixels import PixelMask
@@ -84,3 +85,27 @@ def test_a_model_that_learned_no_look_is_refused() -> None:
     trainer = Trainer(tiny_config(steps=1), ball_scene())
     with pytest.raises(InputError, match=r"photo\.exposure or photo\.appearance, got one that learned neither"):
         right_halves(trainer.model, ball_scene("test"))
+
+
+def test_values_go_where_torchs_adam_takes_them() -> None:
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(8, 5, dtype=torch.float64, generator=generator)
+
+    def start() -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ones(5, dtype=torch.float64).requires_grad_(), torch.ones(3, dtype=torch.float64).requires_grad_()
+
+    def loss(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return (matrix @ one - 1.0).square().mean() + other.pow(4).sum()
+
+    own, theirs = start(), start()
+    descend, adam = align._adam([*own], 2e-2, 30), torch.optim.Adam(theirs, lr=2e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, 30, eta_min=1e-3)
+    for step in range(30):
+        descend(loss(*own), step)
+        adam.zero_grad()
+        loss(*theirs).backward()
+        adam.step()
+        schedule.step()
+    assert float(own[0].detach().sub(1.0).abs().max()) > 0.1
+    for one, other in zip(own, theirs, strict=True):
+        assert torch.allclose(one, other, rtol=0.0, atol=1e-12)

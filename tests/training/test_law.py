@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -215,9 +215,14 @@ def changed(config: Config, name: str, value: Any) -> Config:
     return replace(config, **{section: replace(getattr(config, section), **{leaf: value})})
 
 
+@cache
+def ball_scenes() -> tuple[Scene, Scene]:
+    return replace(ball_scene(), keypoints=ball_keypoints(ball_scene())), ball_scene("test", n_views=2)
+
+
 def scenes_of(config: Config) -> tuple[Scene, Scene]:
     if config.data.source.startswith("builtin"):
-        return replace(ball_scene(), keypoints=ball_keypoints(ball_scene())), ball_scene("test", n_views=2)
+        return ball_scenes()
     return open_scenes(config.data.source, LoadOptions.of(config.data))
 
 
