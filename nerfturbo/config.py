@@ -20,7 +20,7 @@ NO_STEP_LIMIT = 1_000_000_000  # train.steps of a run that its time limit alone 
 MAX_APPEARANCE = 48  # with the 16 numbers of the view direction, what one kernel takes per ray
 MAX_PROPOSALS = 3
 BUILTIN_PREFIX = "builtin:"
-BUILTIN_SCENES = ("toybox", "chess", "armillary", "seesaw")  # rendered by us; the last is dynamic
+BUILTIN_SCENES = ("toybox", "armillary", "seesaw")  # rendered by us; the last is dynamic
 
 
 class In(NamedTuple):
