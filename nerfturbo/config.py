@@ -431,8 +431,6 @@ class TrainConfig(Section):
     """Behind transparent pixels in training; random teaches the field where it is empty."""
     draw: Literal["uniform", "error"] = "uniform"
     """Which pixels: all alike, or more where the error is large, reweighted to keep the mean right."""
-    rays_per_pixel: Annotated[int, In(1, 256)] = 1
-    """Compare a pixel with the mean of this many rays through random points of it."""
     seed: Annotated[int, In(0, (1 << 63) - 1)] = 0
     """Seeds every random draw, together with the step."""
 
@@ -498,6 +496,9 @@ KINDS: dict[str, dict[str, type[Any]]] = {
 }
 
 
+_GONE = {"rays_per_pixel": 1}  # values that went, and what they were unless somebody chose others: such runs open
+
+
 def to_dict(config: Any) -> dict[str, Any]:
     """A config as plain JSON values; members of a union carry their `kind`."""
     values: dict[str, Any] = {}
@@ -514,6 +515,7 @@ def from_dict(kind: type[Any], values: Any, path: str = "config") -> Any:
     if kind is Config and "sampling" in values:
         values = _migrated(values, path)
     hints = _hints(kind)
+    values = {name: value for name, value in values.items() if name not in _GONE or value != _GONE[name]}
     if unknown := sorted(set(values) - set(hints)):
         raise InputError(f"{path}.{unknown[0]}", "one of " + ", ".join(sorted(hints)), repr(unknown[0]))
     arguments = {}

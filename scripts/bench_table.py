@@ -77,9 +77,17 @@ def number(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else format(value, form) + unit
 
 
+# Of names and flags: values that are not offered any more.
+GONE = ("pixels of four rays", "rays all over the pixel", "pixel-spread", "rays-per-pixel")
+
+
+def offered(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [row for row in rows if not any(gone in row.get("flags", row.get("name")) for gone in GONE)]
+
+
 def ablation(found: dict[str, Any]) -> str:
     first, rows = found["rows"][0], []
-    for row in found["rows"]:
+    for row in offered(found["rows"]):
         name = row["name"].replace("pictures", "images")
         if row["psnr"] is None:
             rows.append([name, row.get("error") or "-", "", "", "", ""])
@@ -362,7 +370,7 @@ def variants(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def quality_gpu() -> str:
-    rows = [row for row in values("h200/quality") if "pixel-spread" not in row["flags"]]  # not offered any more
+    rows = offered(values("h200/quality"))
     columns = {"flags": "{flags:flags}", "training": "{training_psnr:.2f}", "held out": "{psnr[as configured]:.2f}"}
     columns |= {"`--refine 2`": "{psnr[refine 2]:.2f}", "`--rays 2`": "{psnr[4 rays]:.2f}"}
     return listed(rows, columns)
@@ -382,7 +390,7 @@ def merged(where: str, key: str) -> str:
 
 def quality_cpu() -> str:
     common = "train.max-rays=512 train.initial-rays=512 train.batch-samples=262144 render.alpha-thre=0"
-    return variants(short(values("cpu/quality")["lego, 100 x 100, 512 rays a step"], common))
+    return variants(short(offered(values("cpu/quality")["lego, 100 x 100, 512 rays a step"]), common))
 
 
 def quality_presets() -> str:

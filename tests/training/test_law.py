@@ -130,7 +130,6 @@ CHANGES: dict[str, Any] = {
     "train.compress_gradients": "bf16",
     "train.background": "white",
     "train.draw": "error",
-    "train.rays_per_pixel": 2,
     "train.seed": 1,
     "cameras.refine": True,
     "cameras.focal": True,
