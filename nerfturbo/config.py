@@ -200,8 +200,6 @@ class DynamicNgpConfig(_HashConfig):
     """Instant-NGP for dynamic scenes: three more hash grids, over (x, y, t), (y, z, t) and (x, z, t)."""
 
     kind: ClassVar[str] = "ngp-time"
-    follow: Literal["deform", "features", "both"] = "features"
-    """Move each point to where it was at time 0, give the networks features of place and time, or both."""
     motion_log2_entries: Annotated[int, In(4, 28)] = 17
     """Grids over time: at most 2^this entries per level."""
     motion_resolution: Annotated[int, In(8, 1 << 12)] = 128
@@ -496,7 +494,8 @@ KINDS: dict[str, dict[str, type[Any]]] = {
 }
 
 
-_GONE = {"rays_per_pixel": 1}  # values that went, and what they were unless somebody chose others: such runs open
+# Values that went, and what they were unless somebody chose others: such runs open.
+_GONE = {"rays_per_pixel": 1, "follow": "features"}
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -543,6 +542,7 @@ _FIXED = (
     ("field", "color_depth", 2, ("factor",)),
     ("motion", "time_frequencies", 6, ("tnerf", "dnerf")),
     ("motion", "time_resolution", 25, ("ngp-time",)),
+    ("motion", "follow", "features", ("ngp-time",)),
     ("sampling", "proposal_width", 16, ("proposal",)),
 )
 
@@ -551,7 +551,7 @@ _FIXED = (
 _PLACES = {f"sampler.{name}": f"render.{name}" for name in ("cone_angle", "alpha_thre", "prune")}
 _PLACES |= {f"sampler.{name}": f"sampling.proposal_{name}" for name in ("levels", "log2_entries", "resolutions")}
 _PLACES |= {f"sampler.{name}": f"sampling.{name}" for name in ("n_samples", "coarse_samples", "anneal_steps")}
-_PLACES |= {"sampler.merge_weak_samples": "render.thin", "field.follow": "motion.follow"}
+_PLACES |= {"sampler.merge_weak_samples": "render.thin"}
 _PLACES |= {"field.motion_log2_entries": "motion.log2_entries", "field.motion_resolution": "motion.max_resolution"}
 _PLACES |= {"grid.contraction": "sampling.contraction", "grid.cull_unseen": "grid.hide_unseen"}
 _PLACES |= {"loss.kind": "train.loss", "loss.near_gradient": "sampling.near_gradient"}

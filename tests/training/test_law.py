@@ -72,7 +72,6 @@ CHANGES: dict[str, Any] = {
     "field.ngp-time.log2_entries": 6,
     "field.ngp-time.max_resolution": 24,
     "field.ngp-time.width": 32,
-    "field.ngp-time.follow": "both",
     "field.ngp-time.motion_log2_entries": 5,
     "field.ngp-time.motion_resolution": 16,
     "field.vanilla.width": 24,
