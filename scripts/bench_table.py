@@ -77,12 +77,13 @@ def number(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else format(value, form) + unit
 
 
-# Of names and flags: values that are not offered any more.
-GONE = ("pixels of four rays", "rays all over the pixel", "pixel-spread", "rays-per-pixel")
+# Of names, flags and ops: what is not offered any more.
+GONE = ("pixels of four rays", "rays all over the pixel", "pixel-spread", "rays-per-pixel", "voxel_variation")
 
 
 def offered(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [row for row in rows if not any(gone in row.get("flags", row.get("name")) for gone in GONE)]
+    named = ((row, str([row.get(key) for key in ("name", "flags", "op")])) for row in rows)
+    return [row for row, words in named if not any(gone in words for gone in GONE)]
 
 
 def ablation(found: dict[str, Any]) -> str:
@@ -327,7 +328,7 @@ def cpu_figures() -> str:
 
 
 def ops() -> str:
-    rows = [row for row in values("cpu/ops") if row["backend"] == "cpu"]
+    rows = [row for row in offered(values("cpu/ops")) if row["backend"] == "cpu"]
     headers = {"op": "`{op}`", "size": "{size}", "forward, times faster": "{forward_ratio:.1f}"}
     return listed(rows, headers | {"with gradients": "{total_ratio:.1f}"})
 
