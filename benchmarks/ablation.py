@@ -55,7 +55,6 @@ QUALITY: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("decay of hash levels", "optim", {"table_decay": 0.1}),
     ("scale-aware features", "field", {"anti_alias": True}),
     ("thinned samples", "sampler", {"merge_weak_samples": 0.05}),
-    ("pixels of four rays", "train", {"rays_per_pixel": 4}),
     ("finer steps in pictures", "render", {"eval_refine": 2}),
     ("four rays a pixel in pictures", "render", {"eval_rays": 2}),
 )
@@ -263,12 +262,9 @@ def _combinations(config: Config) -> list[Case]:
         plain = _changed(plain, "sampler", prune=False, alpha_thre=0.0)
     plain = _changed(plain, "optim", warmup_steps=0, schedule="constant", ema_decay=0.0)
     early = _changed(config, "train", coarse_fraction=0.2, draw="error")
-    smooth = _changed(config, "optim", ema_decay=config.optim.ema_decay or 0.95)
-    smooth = _changed(smooth, "train", rays_per_pixel=4)
     cases = [
         Case("plain: nothing skipped, one rate", _changed(plain, "train", background="white")),
         Case("+ coarse pictures and error-guided draws", early),
-        Case("+ running mean and pixels of four rays", smooth),
     ]
     if config.sampler.kind == "grid":
         finer = _changed(config, "render", eval_refine=2, eval_rays=2)

@@ -1,7 +1,7 @@
 """Scenes that move: the fast preset's quality, T-NeRF's step, a short run of D-NeRF; or variants to choose between.
 
     python benchmarks/dynamic.py DATA OUT.json [--seconds 60] [--seeds 0 1 2] [--parts fast tnerf-step tnerf dnerf]
-    python benchmarks/dynamic.py DATA OUT.json --tune "name: field.follow=deform optim.lr=0.005" ... [--seconds 10]
+    python benchmarks/dynamic.py DATA OUT.json --tune "name: field.width=32 optim.lr=0.005" ... [--seconds 10]
 
 DATA is a scene in D-NeRF's format. Scores are of its val split (D-NeRF lego's test split does not belong to its
 training pictures); with --tune, of every 8th training view, held out. Beside OUT.json comes OUT.png with three views of
@@ -62,7 +62,7 @@ class Sheet:
 
 
 def changed(config: Config, words: list[str]) -> Config:
-    """The config with values such as "field.follow=deform"; numbers and booleans are read as such."""
+    """The config with values such as "field.width=32"; numbers and booleans are read as such."""
     values = to_dict(config)
     for word in words:
         path, _, text = word.partition("=")

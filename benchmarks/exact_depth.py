@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nerfturbo.data.builtin.distance import signed_distance
 from nerfturbo.data.keypoints import Keypoints
 from nerfturbo.data.scene import Scene
 from nerfturbo.types import Rays
+from scene_distance import signed_distance
 
 HIT, FAR, MAX_STEPS = 1e-4, 12.0, 256  # a ray is there; beyond everything; rays that graze something take many steps
 

@@ -33,7 +33,7 @@ from nerfturbo.ops.packed import compact, packed_cumsum, packed_sum
 from nerfturbo.ops.pixels import PixelMask, PixelPool, camera_rays, choose_pixels, draw_pixels, pack_words, read_pixels
 from nerfturbo.ops.positions import ray_aabb, sample_positions
 from nerfturbo.ops.random import Stream, random_bits, random_uniform
-from nerfturbo.ops.voxels import VoxelIndex, VoxelTables, color_width, voxel_density, voxel_lookup, voxel_variation
+from nerfturbo.ops.voxels import VoxelIndex, VoxelTables, color_width, voxel_density, voxel_lookup
 
 RULE = RayLossRule(distortion=0.01, opacity=0.001, sparsity=1e-4)
 RESOLUTION, N_BASIS, ROUNDS, EMPTY = 64, 9, 6, -3.0
@@ -154,7 +154,6 @@ CALLS |= {
     "ngp_query": lambda x: ngp_query(x.positions, x.directions, None, NgpGrid(x.table, LAYOUT), ngp_weights(x)),
     "voxel_lookup": lambda x: voxel_lookup(x.positions, x.basis, x.rays, *voxels(x)),
     "voxel_density": lambda x: voxel_density(x.positions, x.density, voxels(x)[1]),
-    "voxel_variation": lambda x: voxel_variation(*voxels(x), x.nodes, x.chosen, n_basis=N_BASIS),
     "draw_pixels": lambda x: draw_pixels(PixelPool(*starting(x, "pool_")), x.like.shape[0], **KEY),
     "read_pixels": lambda x: read_pixels(x.pool_colors, x.chosen),
     "choose_pixels": lambda x: (
@@ -293,8 +292,6 @@ def _of_voxels(draw: MoreDraw) -> Iterator[OpCase]:
     size, both = f"{n:,} points, {n_nodes:,} nodes", ("density", "color")
     yield OpCase("voxel_lookup", size, points | grid, both, tolerance=1e-3)
     yield OpCase("voxel_density", size, points | grid)
-    some = {"nodes": structure.nodes, "chosen": draw.integers(0, n_nodes, n_nodes // 4)}
-    yield OpCase("voxel_variation", f"{n_nodes // 4:,} of {n_nodes:,} nodes", grid | some, both, tolerance=1e-3)
 
 
 def _of_pixels(draw: MoreDraw) -> Iterator[OpCase]:

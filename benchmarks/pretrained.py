@@ -5,7 +5,7 @@
 
 A field is trained on the toybox. Then other scenes are trained, from random numbers and from that field: the toybox
 with a ball of another colour and without a crayon (`recoloured`), with another ball moved besides (`moved`), with a
-cone moved too (`edited`), and the chess board.
+cone moved too (`edited`), and the armillary sphere.
 Test views are scored along the way, the clock stopped. `--zoo FILE` also writes the field as one safetensors file.
 """
 
@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--resolution", type=int, default=200)
     parser.add_argument("--eval-views", type=int, default=5)
     parser.add_argument("--targets", type=float, nargs="+", default=[24.0, 26.0, 28.0, 30.0])
-    parser.add_argument("--scenes", nargs="+", choices=(*EDITS, "chess"), default=[*EDITS, "chess"])
+    parser.add_argument("--scenes", nargs="+", choices=(*EDITS, "armillary"), default=[*EDITS, "armillary"])
     parser.add_argument("--source", help="begin from this run, file or zoo:NAME instead of training the first field")
     parser.add_argument("--keep", type=float, default=KEEP, help="of the features, as --init-keep")
     parser.add_argument("--rate", type=float, default=1.0, help="times the preset's learning rate")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nerfturbo.data.builtin.distance import signed_distance
 from nerfturbo.errors import InputError
 from nerfturbo.export.mesh import Mesh
+from scene_distance import signed_distance
 
 BAND = 0.02  # candidates for points of the true surface lie this close to it
 CLOSE = 1e-4

@@ -20,7 +20,7 @@ NO_STEP_LIMIT = 1_000_000_000  # train.steps of a run that its time limit alone 
 MAX_APPEARANCE = 48  # with the 16 numbers of the view direction, what one kernel takes per ray
 MAX_PROPOSALS = 3
 BUILTIN_PREFIX = "builtin:"
-BUILTIN_SCENES = ("toybox", "chess", "armillary", "seesaw")  # rendered by us; the last is dynamic
+BUILTIN_SCENES = ("toybox", "armillary", "seesaw")  # rendered by us; the last is dynamic
 
 
 class In(NamedTuple):
@@ -200,8 +200,6 @@ class DynamicNgpConfig(_HashConfig):
     """Instant-NGP for dynamic scenes: three more hash grids, over (x, y, t), (y, z, t) and (x, z, t)."""
 
     kind: ClassVar[str] = "ngp-time"
-    follow: Literal["deform", "features", "both"] = "features"
-    """Move each point to where it was at time 0, give the networks features of place and time, or both."""
     motion_log2_entries: Annotated[int, In(4, 28)] = 17
     """Grids over time: at most 2^this entries per level."""
     motion_resolution: Annotated[int, In(8, 1 << 12)] = 128
@@ -431,8 +429,6 @@ class TrainConfig(Section):
     """Behind transparent pixels in training; random teaches the field where it is empty."""
     draw: Literal["uniform", "error"] = "uniform"
     """Which pixels: all alike, or more where the error is large, reweighted to keep the mean right."""
-    rays_per_pixel: Annotated[int, In(1, 256)] = 1
-    """Compare a pixel with the mean of this many rays through random points of it."""
     seed: Annotated[int, In(0, (1 << 63) - 1)] = 0
     """Seeds every random draw, together with the step."""
 
@@ -498,6 +494,10 @@ KINDS: dict[str, dict[str, type[Any]]] = {
 }
 
 
+# Values that went, and what they were unless somebody chose others: such runs open.
+_GONE = {"rays_per_pixel": 1, "follow": "features"}
+
+
 def to_dict(config: Any) -> dict[str, Any]:
     """A config as plain JSON values; members of a union carry their `kind`."""
     values: dict[str, Any] = {}
@@ -514,6 +514,7 @@ def from_dict(kind: type[Any], values: Any, path: str = "config") -> Any:
     if kind is Config and "sampling" in values:
         values = _migrated(values, path)
     hints = _hints(kind)
+    values = {name: value for name, value in values.items() if name not in _GONE or value != _GONE[name]}
     if unknown := sorted(set(values) - set(hints)):
         raise InputError(f"{path}.{unknown[0]}", "one of " + ", ".join(sorted(hints)), repr(unknown[0]))
     arguments = {}
@@ -541,6 +542,7 @@ _FIXED = (
     ("field", "color_depth", 2, ("factor",)),
     ("motion", "time_frequencies", 6, ("tnerf", "dnerf")),
     ("motion", "time_resolution", 25, ("ngp-time",)),
+    ("motion", "follow", "features", ("ngp-time",)),
     ("sampling", "proposal_width", 16, ("proposal",)),
 )
 
@@ -549,7 +551,7 @@ _FIXED = (
 _PLACES = {f"sampler.{name}": f"render.{name}" for name in ("cone_angle", "alpha_thre", "prune")}
 _PLACES |= {f"sampler.{name}": f"sampling.proposal_{name}" for name in ("levels", "log2_entries", "resolutions")}
 _PLACES |= {f"sampler.{name}": f"sampling.{name}" for name in ("n_samples", "coarse_samples", "anneal_steps")}
-_PLACES |= {"sampler.merge_weak_samples": "render.thin", "field.follow": "motion.follow"}
+_PLACES |= {"sampler.merge_weak_samples": "render.thin"}
 _PLACES |= {"field.motion_log2_entries": "motion.log2_entries", "field.motion_resolution": "motion.max_resolution"}
 _PLACES |= {"grid.contraction": "sampling.contraction", "grid.cull_unseen": "grid.hide_unseen"}
 _PLACES |= {"loss.kind": "train.loss", "loss.near_gradient": "sampling.near_gradient"}

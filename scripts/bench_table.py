@@ -77,9 +77,18 @@ def number(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else format(value, form) + unit
 
 
+# Of names, flags and ops: what is not offered any more.
+GONE = ("pixels of four rays", "rays all over the pixel", "pixel-spread", "rays-per-pixel", "voxel_variation")
+
+
+def offered(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    named = ((row, str([row.get(key) for key in ("name", "flags", "op")])) for row in rows)
+    return [row for row, words in named if not any(gone in words for gone in GONE)]
+
+
 def ablation(found: dict[str, Any]) -> str:
     first, rows = found["rows"][0], []
-    for row in found["rows"]:
+    for row in offered(found["rows"]):
         name = row["name"].replace("pictures", "images")
         if row["psnr"] is None:
             rows.append([name, row.get("error") or "-", "", "", "", ""])
@@ -319,7 +328,7 @@ def cpu_figures() -> str:
 
 
 def ops() -> str:
-    rows = [row for row in values("cpu/ops") if row["backend"] == "cpu"]
+    rows = [row for row in offered(values("cpu/ops")) if row["backend"] == "cpu"]
     headers = {"op": "`{op}`", "size": "{size}", "forward, times faster": "{forward_ratio:.1f}"}
     return listed(rows, headers | {"with gradients": "{total_ratio:.1f}"})
 
@@ -362,7 +371,7 @@ def variants(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def quality_gpu() -> str:
-    rows = [row for row in values("h200/quality") if "pixel-spread" not in row["flags"]]  # not offered any more
+    rows = offered(values("h200/quality"))
     columns = {"flags": "{flags:flags}", "training": "{training_psnr:.2f}", "held out": "{psnr[as configured]:.2f}"}
     columns |= {"`--refine 2`": "{psnr[refine 2]:.2f}", "`--rays 2`": "{psnr[4 rays]:.2f}"}
     return listed(rows, columns)
@@ -382,7 +391,7 @@ def merged(where: str, key: str) -> str:
 
 def quality_cpu() -> str:
     common = "train.max-rays=512 train.initial-rays=512 train.batch-samples=262144 render.alpha-thre=0"
-    return variants(short(values("cpu/quality")["lego, 100 x 100, 512 rays a step"], common))
+    return variants(short(offered(values("cpu/quality")["lego, 100 x 100, 512 rays a step"]), common))
 
 
 def quality_presets() -> str:

@@ -17,7 +17,7 @@ from nerfturbo.data.builtin import CAMERA_DISTANCE, FIELD_OF_VIEW, _render
 from nerfturbo.data.cameras import Cameras, look_at
 from nerfturbo.data.images import composite_over
 
-AZIMUTHS = {"toybox": (-125.0, -55.0, 35.0, 130.0), "chess": (-65.0, 20.0, 110.0, 205.0)}
+AZIMUTHS = {"toybox": (-125.0, -55.0, 35.0, 130.0)}
 ELEVATIONS = (22.0, 34.0, 16.0, 48.0)
 
 

@@ -51,7 +51,7 @@ NEAR: dict[str, str] = {
     "ops/positions/reference.py": "ops/test_sample_positions.py ops/test_aabb.py",
     "ops/random/reference.py": "ops/test_random.py",
     "ops/spherical_harmonics/reference.py": "ops/test_spherical_harmonics.py",
-    "ops/voxels/reference.py": "ops/test_voxel_lookup.py ops/test_voxel_variation.py",
+    "ops/voxels/reference.py": "ops/test_voxel_lookup.py",
     "ops/frame/reference.py": "ops/test_frame.py",
     "ops/adam/reference.py": "ops/test_step_state.py kernels/test_adam.py training/test_optim.py",
     "sampling/geometry.py": "sampling/test_geometry.py sampling/test_contracted_grid.py",

@@ -14,7 +14,6 @@ a thread reads the next step's colours ahead of time. A recorded step finds them
 """
 
 import contextlib
-import math
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -204,8 +203,6 @@ class PixelBatch:
     weights: Tensor | None = None  # (n_rays,) float32
     tiles: Tensor | None = None  # (n_rays,) int64, of the error map
     error_map: ErrorMap | None = None  # that drew them
-    rays_per_pixel: int = 1  # rays first // so many, ... of the whole step's batch share a pixel
-    first: int = 0  # index of the first ray in it
     pending: tuple[torch.cuda.Event, Tensor] | None = None  # colours on the bus, and the pixels asked for
 
     def arrived(self) -> "PixelBatch":
@@ -231,9 +228,8 @@ class PixelSampler:
     scene moves to the device once, here. Pictures that it cannot hold (or with `pixels="host"`) are read from host
     memory; of those in a file a thread fetches the colours of the next step while this one runs. With `guided`, pixels
     are drawn more often where the error has been large, and batches have weights; their `add_errors` says how large it
-    was. Rays pass through the pixels' centres, or with a `spread` through a random point of a square that many pixels
-    wide around them. With `radii`, rays carry the `pixel_radii` of their pixels. Pinhole cameras draw by one fused
-    op; other lenses by a table where one fits (`lenses.py`), else by Newton's method."""
+    was. Rays pass through the pixels' centres; with `radii` they carry the `pixel_radii` of their pixels. Pinhole
+    cameras draw by one fused op; other lenses by a table where one fits (`lenses.py`), else by Newton's method."""
 
     def __init__(
         self,
@@ -243,17 +239,12 @@ class PixelSampler:
         *,
         pixels: PixelPlace = "auto",
         guided: bool = False,
-        spread: float = 0.0,
         radii: bool = False,
-        rays_per_pixel: int = 1,
     ) -> None:
-        self.device, self.seed, self.spread, self.rays_per_pixel = torch.device(device), seed, spread, rays_per_pixel
+        self.device, self.seed = torch.device(device), seed
         self.on_host, self.note = place_pixels(scene, self.device, pixels)
-        side = math.isqrt(rays_per_pixel)
-        self._strata = side if side**2 == rays_per_pixel else 1  # 4 rays: one in each quarter of the pixel
         mapped = map_pixels(scene.images.pixels, self.device) if self.on_host and scene.images.file is None else None
         fetched = self.on_host and mapped is None
-        refuse(rays_per_pixel > 1 and fetched, "rays_per_pixel", "1 for pictures that lie in a file", rays_per_pixel)
         if guided and fetched and self.device.type != "cpu":
             hint = "draw uniformly, or load the pictures smaller with `downscale`"
             raise InputError("guided", "pictures that the device can read", "pictures in a file", hint)
@@ -284,13 +275,14 @@ class PixelSampler:
         colours of host memory may still be on their way: call `arrived` before they are used."""
         chosen, guide = None, None if self.error_map is None else self.error_map.guide
         whole = self._mask is None and guide is None and self._pool is not None and self._bus is None
-        if not whole or self.rays_per_pixel > 1:
-            chosen = self._choose(guide, step, n_rays, first)
+        options = {"seed": self.seed, "step": step, "first": first}
+        if not whole:
+            asked = {"mask": self._mask, "guide": guide, **options}
+            chosen = ops.choose_pixels(self._offsets, self._widths, n_rays, **asked)
         if self._pool is None:
             assert chosen is not None
             batch = self._look_up(chosen, step, n_rays, first)
         else:
-            options = {"seed": self.seed, "step": step, "first": first, "spread": self.spread, "strata": self._strata}
             drawn = ops.draw_pixels(self._pool, n_rays, indices=None if chosen is None else chosen.indices, **options)
             cameras, image = self.scene.cameras, drawn.image_indices
             times = None if cameras.times is None else cameras.times[image]
@@ -301,22 +293,9 @@ class PixelSampler:
             assert chosen is not None
             batch = self._read(self._bus, batch, chosen.indices)
             batch = batch if late else batch.arrived()
-        batch = replace(batch, rays_per_pixel=self.rays_per_pixel, first=first)
         if chosen is None or guide is None:
             return batch
         return replace(batch, weights=chosen.weights, tiles=chosen.tiles, error_map=self.error_map)
-
-    def _choose(self, guide: ops.PixelGuide | None, step: int | Tensor, n_rays: int, first: int) -> ops.ChosenPixels:
-        """The pixels of these rays: each several times in a row, where several rays share one."""
-        size = self.rays_per_pixel
-        begin, end = first // size, -(-(first + n_rays) // size)
-        options = {"seed": self.seed, "step": step, "first": begin}
-        chosen = ops.choose_pixels(self._offsets, self._widths, end - begin, mask=self._mask, guide=guide, **options)
-        if size == 1:
-            return chosen
-        rows = torch.div(torch.arange(n_rays, device=self.device) + first % size, size, rounding_mode="floor")
-        weights, tiles = (None if value is None else value[rows] for value in (chosen.weights, chosen.tiles))
-        return ops.ChosenPixels(chosen.indices[rows], weights, tiles)
 
     def _read(self, bus: torch.cuda.Stream, batch: PixelBatch, indices: Tensor) -> PixelBatch:
         """The colours of host memory, read on a stream of its own: they are not needed before the samples are placed.
@@ -359,11 +338,7 @@ class PixelSampler:
     def _look_up(self, chosen: ops.ChosenPixels, step: int | Tensor, n_rays: int, first: int) -> PixelBatch:
         image, x, y = pixel_centers(self._offsets, self._widths, chosen.indices)
         cameras = self.scene.cameras
-        if self.spread:
-            options = {"seed": self.seed, "step": step, "first": first, "device": self.device}
-            offset = ops.drawn_offsets(n_rays, self.spread, strata=self._strata, **options)
-            rays = cameras.rays(image, x + offset[:, 0], y + offset[:, 1])
-        elif self._table is None:
+        if self._table is None:
             rays = cameras.rays(image, x, y)
         else:
             rays = cameras.rays_along(image, self._table.look_up(image, chosen.indices))

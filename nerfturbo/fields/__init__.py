@@ -12,14 +12,14 @@ from ..types import Aabb
 from .custom import CustomField, make_object, plug_in
 from .density import HashDensity
 from .factor import FactorField
-from .field import Field, RayField
+from .field import Field
 from .ngp import AntiAliasedNGP, InstantNGP
 from .ngp_time import DynamicNGP
 from .vanilla import DeformedNeRF, TimeNeRF, VanillaNeRF
 from .voxels import VoxelGrid
 
 __all__ = ["AntiAliasedNGP", "CustomField", "DeformedNeRF", "DynamicNGP", "FactorField", "Field", "HashDensity"]
-__all__ += ["InstantNGP", "RayField", "TimeNeRF", "VanillaNeRF", "VoxelGrid", "build_field"]
+__all__ += ["InstantNGP", "TimeNeRF", "VanillaNeRF", "VoxelGrid", "build_field"]
 
 MOTIONS = {"none": VanillaNeRF, "time": TimeNeRF, "deform": DeformedNeRF}
 # A new method: its file, its config, and a line here. Each takes (aabb, config, seed=...).

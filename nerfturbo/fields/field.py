@@ -2,7 +2,9 @@
 
 | optional | what it is for |
 |---|---|
-| `sample_logits`, `sample_density`, `sample_visibility` | fused evaluation of packed samples (`RayField`) |
+| `sample_density(rays, samples)` | of packed samples, whole and fused: (capacity,) density, without gradient |
+| `sample_visibility(rays, samples, *, early_stop_eps, alpha_thre, thinning)` | `ops.visible_codes` of that density |
+| `sample_logits(rays, samples)` | (capacity, 4): rgb = sigmoid of the first three, density = truncated exp of the 4th |
 | `evaluator(rays, half=False)` | fused evaluation in rendering; see `nerfturbo.rendering.image` |
 | `connect(buffers)` | half copies and gradient buffers (`Buffers`); without it torch.autocast is used |
 | `bytes_per_sample` | memory of rendering, for planning; `few_launches` where a round is few kernels |
@@ -27,8 +29,6 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import GradientSink
-from ..ops.composite import Thinning
-from ..types import PackedSamples, Rays
 
 MIN_STEPS = 200  # that a stage lasts at least, in the mean: what has not been trained yet says nothing
 
@@ -45,31 +45,6 @@ class Field(Protocol):
         self, positions: Tensor, directions: Tensor, times: Tensor | None = None, camera_indices: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """rgb (n, channels) in [0, 1] and density (n,) >= 0."""
-        ...
-
-
-class RayField(Field, Protocol):
-    """A field that takes packed samples whole, so that it can encode directions once per ray and fuse what follows.
-    Rendering and training use these methods where a field has them; the results are those of `Field`."""
-
-    def sample_density(self, rays: Rays, samples: PackedSamples) -> Tensor:
-        """(capacity,) density of every sample, without gradient."""
-        ...
-
-    def sample_visibility(
-        self,
-        rays: Rays,
-        samples: PackedSamples,
-        *,
-        early_stop_eps: float,
-        alpha_thre: float | Tensor,
-        thinning: Thinning | None = None,
-    ) -> Tensor:
-        """(capacity,): what `ops.visible_codes` says of `sample_density`; hidden samples need not be evaluated."""
-        ...
-
-    def sample_logits(self, rays: Rays, samples: PackedSamples) -> Tensor:
-        """(capacity, 4): rgb = sigmoid of the first three, density = truncated exp of the last."""
         ...
 
 

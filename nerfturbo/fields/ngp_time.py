@@ -3,10 +3,6 @@
 What these grids hold goes to the density and colour networks beside the scene's own features. They learn at a tenth of
 its speed, or they would be noise, and a prior holds them still where nothing moves.
 
-It can also be made a displacement by a small network (`follow`): the scene's own hash grid is then read where
-the point was at time 0. Displacements learn from the coarse levels of that grid alone: the slope of a cell smaller than
-a displacement says nothing about where to go. At time 0 every point is at its own place.
-
 A grid over (x, y, t) is an ordinary three-dimensional hash grid; time is scaled such that its finest level has
 `TIME_RESOLUTION` cells along it: few, so that neighbouring pictures teach each other.
 """
@@ -15,31 +11,28 @@ import torch
 from torch import Tensor, nn
 
 from ..config import DynamicNgpConfig
-from ..ops.hash_encode import HashLayout, HashLevel
+from ..ops.hash_encode import HashLayout
 from ..ops.ngp import ngp_field
 from ..ops.positions import sample_positions
 from ..ops.random import Stream, random_uniform
 from ..ops.spherical_harmonics import spherical_harmonics
 from ..types import Aabb, PackedSamples, Rays
 from .ngp import SH_DEGREE, NgpNetworks
-from .parts import BASE_RESOLUTION, FusedMlp, HashGrid, activated, truncated_exp
-from .vanilla import from_the_start, times_of
+from .parts import BASE_RESOLUTION, HashGrid, activated, truncated_exp
+from .vanilla import times_of
 
 TIME_RESOLUTION = 25  # cells along time at the finest level; coarser ones have fewer in proportion
-GUIDE_LEVELS = 4  # coarse levels that say where points move; finer ones would pull to and fro
 MOTION_FEATURES, COARSEST = 2, 8  # features per entry of a grid over time, and its cells at the coarsest level
-REACH = 0.1  # how far an output of 1 of the deformation network moves a point, as a share of the box
 PRIOR_POINTS = 4096
 TRIPLES = ((0, 1, 3), (1, 2, 3), (0, 2, 3))  # of (x, y, z, t)
 
 
 class DynamicNGP(NgpNetworks):
-    """motion(x, t) -> displacement; [hash(x + displacement), motion(x, t)] -> density and colour as in Instant-NGP.
+    """[hash(x), motion(x, t)] -> density and colour as in Instant-NGP.
 
     >>> field = DynamicNGP(Aabb.cube(1.0), DynamicNgpConfig(log2_entries=10, motion_log2_entries=8))
-    >>> density = field.density(torch.zeros(5, 3), torch.linspace(0.0, 1.0, 5))
-    >>> density.shape, field.displacement(torch.rand(5, 3), torch.zeros(5)).abs().max().item()
-    (torch.Size([5]), 0.0)
+    >>> field.density(torch.zeros(5, 3), torch.linspace(0.0, 1.0, 5)).shape
+    torch.Size([5])
     """
 
     bytes_per_sample = 1024  # of rendering, an estimate
@@ -52,19 +45,14 @@ class DynamicNGP(NgpNetworks):
         config = config or DynamicNgpConfig()
         generator = torch.Generator().manual_seed(seed)
         self.aabb, self.config, self.seed = aabb, config, seed
-        coarse, fine = _split(config, GUIDE_LEVELS if config.follow != "features" else config.n_levels)
+        sizes = (config.n_levels, config.n_features, config.log2_entries, BASE_RESOLUTION, config.max_resolution)
         n_levels = (config.motion_resolution // COARSEST).bit_length()
         self.finest = max(COARSEST, config.motion_resolution, TIME_RESOLUTION)
         coarsest = COARSEST if n_levels > 1 else self.finest
         over_time = HashLayout(n_levels, MOTION_FEATURES, config.motion_log2_entries, coarsest, self.finest)
-        self.encoding = HashGrid(coarse, generator=generator)
-        self.fine_encoding = None if fine is None else HashGrid(fine, generator=generator)
+        self.encoding = HashGrid(HashLayout(*sizes), generator=generator)
         self.motion_grids = nn.ModuleList(HashGrid(over_time, generator=generator) for _ in TRIPLES)
-        n_motion = len(TRIPLES) * over_time.n_outputs
-        self.deform_net = None
-        if config.follow != "features":
-            self.deform_net = FusedMlp(n_motion, 3, width=config.width, depth=2, generator=generator)
-        inputs = config.n_levels * config.n_features + (0 if config.follow == "deform" else n_motion)
+        inputs = config.n_levels * config.n_features + len(TRIPLES) * over_time.n_outputs
         self._make_networks(inputs, config.width, generator)
 
     def _over_time(self, unit: Tensor, times: Tensor, n_used: Tensor | None) -> Tensor:
@@ -76,25 +64,9 @@ class DynamicNGP(NgpNetworks):
         parts = [grid(torch.stack([along[axis] for axis in axes]).t(), n_used) for grid, axes in grids]
         return self.speed * _joined(parts)
 
-    def _moved(self, features: Tensor, times: Tensor, n_used: Tensor | None) -> Tensor:
-        assert self.deform_net is not None
-        return self.deform_net(features, n_used).to(times.dtype) * (REACH * from_the_start(times))[:, None]
-
-    def displacement(self, unit: Tensor, times: Tensor) -> Tensor:
-        """(n, 3) from places (n, 3) in [0, 1]^3 at times (n,) to those of time 0, in shares of the box."""
-        if self.deform_net is None:
-            return torch.zeros_like(unit)
-        return self._moved(self._over_time(unit, times, None), times, None)
-
     def _encode(self, unit: Tensor, times: Tensor, n_used: Tensor | None = None) -> Tensor:
         """(n, features): what the density network sees."""
-        features = self._over_time(unit, times, n_used)
-        if self.deform_net is not None:
-            unit = unit + self._moved(features, times, n_used)
-        parts = [self.encoding(unit, n_used)]
-        if self.fine_encoding is not None:
-            parts.append(self.fine_encoding(unit.detach(), n_used))
-        return _joined(parts if self.config.follow == "deform" else [*parts, features])
+        return _joined([self.encoding(unit, n_used), self._over_time(unit, times, n_used)])
 
     def regularization(self, step: int | Tensor) -> Tensor:
         """() the prior that things stand still: how much the features of random places differ between two times."""
@@ -135,16 +107,3 @@ class DynamicNGP(NgpNetworks):
 def _joined(parts: list[Tensor]) -> Tensor:
     """Columns side by side, feature-major in memory as the encoder writes them and the networks read them."""
     return parts[0] if len(parts) == 1 else torch.cat([part.t() for part in parts]).t()
-
-
-def _split(config: DynamicNgpConfig, n_coarse: int) -> tuple[HashLayout, HashLayout | None]:
-    """The scene's levels as two grids, the first with the `n_coarse` coarsest of them."""
-    whole = HashLayout(config.n_levels, config.n_features, config.log2_entries, BASE_RESOLUTION, config.max_resolution)
-    if n_coarse >= config.n_levels:
-        return whole, None
-
-    def part(levels: tuple[HashLevel, ...]) -> HashLayout:
-        first, last = (round(level.scale) for level in (levels[0], levels[-1]))
-        return HashLayout(len(levels), config.n_features, config.log2_entries, first, last)
-
-    return part(whole.levels[:n_coarse]), part(whole.levels[n_coarse:])

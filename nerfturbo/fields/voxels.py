@@ -17,7 +17,6 @@ from ..ops import GradientSink, voxels
 from ..ops._dispatch import autocast
 from ..ops.frame import NextSamples
 from ..ops.positions import sample_positions
-from ..ops.random import Stream, random_bits
 from ..ops.spherical_harmonics import spherical_harmonics
 from ..ops.voxels import SIDE, VoxelIndex, VoxelTables, blocks_per_axis, color_width
 from ..ops.voxels.reference import node_rows
@@ -27,7 +26,6 @@ from .parts import activated, truncated_exp
 
 LOG = logging.getLogger("nerfturbo")
 EMPTY = -12.0  # log-density where nothing is stored: e^-12 per unit of length is nothing to see
-RUN = 32  # consecutive nodes that the total variation draws together
 THIN = 0.25  # of the mean weight: voxels below are pruned even while everything is thin
 COARSER = 0.9  # how much coarser a stage is tried that does not fit
 # How fast the bands of the spherical harmonics learn, for a constant of 1: what depends on the view comes second.
@@ -35,8 +33,6 @@ BANDS = (1.0, 0.5, 0.5, 0.5)
 INITIAL_DENSITY = 0.1  # per unit of world length
 DENSITY_SPEED = 10.0  # how much faster than optim.lr the logarithm of the density moves
 PRUNE_WEIGHT = 0.01  # a voxel stays where it, or a neighbour, gives a training ray at least this share of its colour
-# Total variation: weights of the density's logarithm over its speed and of the colours, share of the nodes per step.
-TV_DENSITY, TV_COLOR, TV_SHARE = 1e-3, 1e-3, 0.01
 STRUCTURE = ("nodes", "blocks", "rows", "ticks", "history")
 
 
@@ -162,17 +158,6 @@ class VoxelGrid(Staged, Connected):
     def evaluator(self, rays: Rays, *, half: bool = False) -> VoxelEvaluator | None:
         """How rendering asks this field over some rays; the tables are read as they are."""
         return VoxelEvaluator(self, rays) if len(rays) else None
-
-    def regularization(self, step: int | Tensor) -> Tensor:
-        """() weighted total variation over a share of the nodes, drawn anew at each step in runs of neighbours."""
-        n, device = self.n_nodes, self.nodes.device
-        n_runs = max(1, math.ceil(TV_SHARE * n / RUN))
-        words = random_bits(n_runs, seed=self.seed, stream=Stream.VARIATION, step=step, device=device)
-        first = ((words[:, 0].long() & 0xFFFFFFFF) * n) >> 32
-        chosen = ((first[:, None] + torch.arange(RUN, device=device)) % n).reshape(-1)
-        tables, options = VoxelTables(self.density_table, self.color_table), {"sink": self.table_sink}
-        variation = voxels.voxel_variation(tables, self.index, self.nodes, chosen, n_basis=self.n_basis, **options)
-        return TV_DENSITY * variation[0] + TV_COLOR * variation[1]
 
     def new_marks(self) -> Tensor:
         """(n_nodes,) zeros: the largest weight that a sample in a voxel around the node had in a pixel."""

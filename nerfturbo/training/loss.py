@@ -1,5 +1,5 @@
 """The one chain from rays to the loss: place samples, evaluate the field, expose, composite, compare. Every variant
-goes through it: several rays a pixel, proposals, coarse and fine, depth, exposure, near gradients, reweighted pixels,
+goes through it: proposals, coarse and fine, depth, exposure, near gradients, reweighted pixels,
 regularisers, fields of one's own. `Stages` names the parts that can be replaced by a function."""
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from ..fields.parts import truncated_exp
 from ..ops.adam import RayBudget
 from ..ops.composite import Thinning, composite, visible_codes
 from ..ops.composite_loss import LossRule, RayLossRule, composite_loss, ray_losses
-from ..ops.packed import compact, packed_sum
+from ..ops.packed import compact
 from ..ops.random import Stream, random_bits, random_uniform
 from ..rendering.losses import color_loss, near_weights, ray_loss_rule, weigh_gradient, weights_loss
 from ..rendering.model import NerfModel, half_box
@@ -176,7 +176,7 @@ def render_and_compare(
     seen = evaluate(model, batch.rays, samples, near_gradients(model, samples))
     learns = offers(model.sampler, "loss") and not getattr(model.sampler, "rests", False)  # from its samples' weights
     stages = [stage for stage in getattr(samples, "stages", ()) if stage.color is not None]  # of a coarse field
-    if seen.logits is not None and batch.rays_per_pixel == 1 and not learns and not stages:
+    if seen.logits is not None and not learns and not stages:
         return _fused(model, batch, samples, background, seen.logits, loss_scale)
     density, rgb = seen.density_and_color()
     out = composite(density, rgb, samples)
@@ -214,7 +214,7 @@ def _fused(
     logits: Tensor,
     loss_scale: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """The same from logits, one ray a pixel: activations, compositing and loss are one op."""
+    """The same from logits: activations, compositing and loss are one op."""
     config, weights, kept = model.config, batch.weights, samples.n_rays_kept
     (rule, places), kind = _ray_rule(model, samples), config.loss.kind
     if weights is not None:
@@ -235,36 +235,13 @@ def _fused(
 def compare_colors(
     color: Tensor, target: Tensor, batch: PixelBatch, samples: PackedSamples, config: Config, *, note: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The colour loss of rays, or of pixels that are means of several, and their mean squared error; `note` tells the
-    error map of the batch.
-
-    An image's pixel is the mean of what lies behind its whole area. Training single rays teaches each of them the mean:
-    too smooth. Training the mean of a few leaves the field as sharp as the images allow.
-    """
-    kept, weights, pixel = samples.n_rays_kept, batch.weights, None
-    if batch.rays_per_pixel > 1:
-        offsets = pixel_offsets(batch)
-        counts = (offsets[1:] - offsets[:-1])[:, None]
-        color, target = (packed_sum(values, offsets) / counts for values in (color, target))
-        weights = None if weights is None else weights[offsets[:-1].long()]
-        # Of the last pixel some rays may be missing.
-        kept = None if kept is None else (offsets[1:] <= kept).sum(dtype=torch.int32)
-        pixel = torch.searchsorted(offsets[1:], torch.arange(len(batch.rays), device=offsets.device), right=True)
+    """The colour loss of rays and their mean squared error; `note` tells the error map of the batch."""
+    kept, weights = samples.n_rays_kept, batch.weights
     loss = color_loss(color, target, kind=config.loss.kind, n_rays_kept=kept, weights=weights)
     mse = color_loss(color.detach(), target, kind="mse", n_rays_kept=kept, weights=weights)
-    if note and batch.weights is not None:
-        errors = (color.detach() - target).abs().mean(-1)
-        batch.add_errors(errors if pixel is None else errors[pixel], samples.n_rays_kept)
+    if note and weights is not None:
+        batch.add_errors((color.detach() - target).abs().mean(-1), kept)
     return loss, mse
-
-
-def pixel_offsets(batch: PixelBatch) -> Tensor:
-    """(n_pixels + 1,) int32: the first ray of each pixel of the batch; the first and the last may have fewer."""
-    n, size = len(batch.rays), batch.rays_per_pixel
-    missing = batch.first % size  # rays of the first pixel that another process draws
-    n_pixels = -(-(missing + n) // size)
-    edges = torch.arange(n_pixels + 1, dtype=torch.int32, device=batch.rays.device) * size - missing
-    return edges.clamp(0, n)
 
 
 def depth_loss(model: NerfModel, *, step: int | Tensor, fixed: bool, first: int, place: Placing) -> Tensor:

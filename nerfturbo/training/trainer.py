@@ -132,10 +132,7 @@ class Trainer:
         if config.loss.depth > 0.0:
             self.model.keypoints = load_keypoints(scene, min_photos=TRAINED_PHOTOS).to(self.device)
         train = config.train
-        spread = 1.0 if train.rays_per_pixel > 1 else 0.0
-        radii = offers(self.model.field, "set_footprint")
-        options = {"guided": train.draw == "error", "spread": spread, "radii": radii}
-        options |= {"rays_per_pixel": train.rays_per_pixel}
+        options: Any = {"guided": train.draw == "error", "radii": offers(self.model.field, "set_footprint")}
         self._full_pixels = PixelSampler(scene, self.device, train.seed, pixels=config.data.pixels, **options)
         self._coarse_pixels: PixelSampler | None = None
         if train.coarse_fraction > 0.0:

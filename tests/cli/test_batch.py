@@ -40,9 +40,9 @@ def test_a_list_is_worked_off_and_gone_on_with(
 def test_an_unfinished_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     scenes = tmp_path / "scenes.txt"
     kept = "--preset=vanilla --bounds bounded --ndc --init_from zoo:toybox-cpu --init-parts grid density_net"
-    scenes.write_text(f"a/lego --steps 9 --seed 3 {kept}\nb/lego\nbuiltin:chess")
+    scenes.write_text(f"a/lego --steps 9 --seed 3 {kept}\nb/lego\nbuiltin:armillary")
     jobs = read_jobs(scenes, tmp_path / "out", ["--device", "cpu"])
-    assert [job.name for job in jobs] == ["lego", "lego-2", "chess"]
+    assert [job.name for job in jobs] == ["lego", "lego-2", "armillary"]
     begun = jobs[0].command()
     assert begun is not None and begun[4:8] == ["a/lego", "--device", "cpu", "--steps"] and "--overwrite" in begun
     checkpoint = tmp_path / "out" / "lego" / "checkpoints" / "step_00000004"

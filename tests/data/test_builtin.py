@@ -19,13 +19,13 @@ from nerfturbo.data.builtin import (
     builtin_scene,
     view_poses,
 )
-from nerfturbo.data.builtin.distance import signed_distance
 from nerfturbo.data.builtin.scenes import MOVING
 from nerfturbo.data.cameras import Cameras, look_at
 from nerfturbo.data.images import composite_over
 from nerfturbo.data.scene import SPLITS, Scene, load_scene
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.metrics import blur_baseline_psnr, constant_baseline_psnr
+from scene_distance import signed_distance
 
 
 def render_poses(name: str, cameras: Cameras) -> torch.Tensor:
@@ -186,7 +186,7 @@ def test_bad_arguments(arguments: dict, words: str) -> None:
 
 
 def test_importing_does_not_import_numba() -> None:
-    modules = "nerfturbo.data.builtin, nerfturbo.data.builtin.distance, nerfturbo.data.formats.transforms"
+    modules = "nerfturbo.data.builtin, nerfturbo.data.formats.transforms"
     code = f"import sys, {modules}; print('numba' in sys.modules, 'PIL' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["False", "False"]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from nerfturbo.config import BUILTIN_SCENES
-from nerfturbo.data.builtin.distance import signed_distance
 from nerfturbo.errors import InputError
+from scene_distance import signed_distance
 
 
 @pytest.mark.parametrize("name", BUILTIN_SCENES)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from nerfturbo.data.builtin.distance import _solid_distance
 from nerfturbo.data.builtin.scenes import Light, Material, Solid, along, box, capsule, frustum, pack, sphere, torus
+from scene_distance import _solid_distance
 
 geometry = pytest.importorskip("nerfturbo.data.builtin.render", reason="numba is not installed")
 

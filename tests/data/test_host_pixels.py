@@ -45,8 +45,7 @@ DRAWS = ((0, 50), (1, 50), (2, 200), (3, 20), (9, 30), (10, 0), (11, 7))  # grow
 @SCENES
 @pytest.mark.parametrize("guided", [False, True])
 def test_pixels_in_host_memory_are_read_where_they_lie(scene: Scene, guided: bool) -> None:
-    options = {"guided": guided, "rays_per_pixel": 4, "spread": 1.0}
-    device, host = (PixelSampler(scene, "cpu", 3, pixels=place, **options) for place in ("device", "host"))
+    device, host = (PixelSampler(scene, "cpu", 3, pixels=place, guided=guided) for place in ("device", "host"))
     assert host.on_host and not device.on_host and "host memory, read from there" in host.note
     assert host.scene.images.pixels.data_ptr() == scene.images.pixels.data_ptr()  # no copy
     for step, n in DRAWS:
@@ -68,8 +67,6 @@ def test_fetched_batches_equal_device_batches(scene: Scene) -> None:
         assert torch.allclose(here.rays.directions, there.rays.directions, atol=1e-6)
     part = host.draw(12, 10, first=5)
     assert torch.equal(part.rgba, device.draw(12, 15).rgba[5:])
-    with pytest.raises(InputError, match="rays_per_pixel: expected 1"):
-        PixelSampler(scene, "cpu", 3, pixels="host", rays_per_pixel=4)
 
 
 class Runtime:

@@ -1,4 +1,4 @@
-"""Frames of a video: even, sharp, upright, and the same whoever decodes."""
+"""Frames of a video: even, sharp and upright."""
 
 from __future__ import annotations
 
@@ -30,15 +30,7 @@ def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=["ffmpeg", "opencv"])
-def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "opencv":
-        pytest.importorskip("cv2")
-        monkeypatch.setattr(video_frames, "open_decoder", video_frames.OpenCvDecoder)
-    return request.param
-
-
-def test_the_sharpest_frame_of_each_window(video: Path, decoder: str, tmp_path: Path) -> None:
+def test_the_sharpest_frame_of_each_window(video: Path, tmp_path: Path) -> None:
     done: list[float] = []
     sharpness, seconds = video_frames.look_through(video, done.append)
     assert len(sharpness) == N_FRAMES and seconds == pytest.approx(2.0, abs=0.11)
@@ -55,7 +47,7 @@ def test_the_sharpest_frame_of_each_window(video: Path, decoder: str, tmp_path: 
             assert np.abs(np.asarray(image).astype(float) - truth).mean() < 25.0  # this noise compresses badly
 
 
-def test_facts_are_those_of_the_file(video: Path, decoder: str) -> None:
+def test_facts_are_those_of_the_file(video: Path) -> None:
     facts = video_frames.open_decoder().facts(video)
     assert (facts.frames, facts.size, facts.fps) == (N_FRAMES, (photo_scene.WIDTH, photo_scene.HEIGHT), 10.0)
     assert facts.seconds == pytest.approx(2.0, abs=0.11)
@@ -70,7 +62,7 @@ def test_windows_cover_the_video() -> None:
         video_frames.choose_frames(values[:5], 6)
 
 
-def test_what_is_no_video_is_named(decoder: str, tmp_path: Path) -> None:
+def test_what_is_no_video_is_named(tmp_path: Path) -> None:
     file = tmp_path / "a.mp4"
     file.write_bytes(b"not a video" * 100)
     with pytest.raises(InputError, match=r"a\.mp4: expected a video"):
@@ -84,7 +76,7 @@ def test_without_a_decoder_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
         video_frames.open_decoder()
 
 
-def test_phones_that_were_held_upright(decoder: str, tmp_path: Path) -> None:
+def test_phones_that_were_held_upright(tmp_path: Path) -> None:
     """They store the frames lying and a tag beside them: what is written stands."""
     ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="nothing to write an MP4 with").get_ffmpeg_exe()
     lying = torch.zeros(96, 160, 3, dtype=torch.uint8)

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from nerfturbo.config import GridConfig
-from nerfturbo.data.builtin.distance import signed_distance
 from nerfturbo.data.cameras import similarity_scale
 from nerfturbo.errors import InputError
 from nerfturbo.export.grid import write_grid
@@ -39,6 +38,7 @@ from nerfturbo.ops.march.reference import is_occupied
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.sampling.grid import level_occupancy
 from nerfturbo.types import Aabb
+from scene_distance import signed_distance
 from surface import score_surface, surface_points
 
 from ..evaluation.test_camera_path import similarity

@@ -19,7 +19,7 @@ from nerfturbo.types import Aabb, PackedSamples, Rays
 BOX = Aabb.cube(1.5)
 DEEP = {"width": 32, "depth": 6}
 HASH = {"n_levels": 4, "n_features": 2, "log2_entries": 10, "max_resolution": 64, "width": 16}
-NGP_TIME = DynamicNgpConfig(follow="both", motion_log2_entries=9, motion_resolution=32, **HASH)
+NGP_TIME = DynamicNgpConfig(motion_log2_entries=9, motion_resolution=32, **HASH)
 KINDS: dict[str, FieldConfig] = {
     "tnerf": VanillaConfig(motion="time", **DEEP),
     "dnerf": VanillaConfig(motion="deform", **DEEP),
@@ -30,7 +30,6 @@ KINDS: dict[str, FieldConfig] = {
 @pytest.fixture(autouse=True)
 def _few_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ngp_time, "TIME_RESOLUTION", 8)
-    monkeypatch.setattr(ngp_time, "GUIDE_LEVELS", 2)
 
 
 def inputs(n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -78,11 +77,10 @@ def test_time_matters_and_its_absence_is_the_beginning(kind: str) -> None:
     assert (close[0] - now[0]).abs().max() < 0.05, "a moment later it looks almost the same"
 
 
-@pytest.mark.parametrize("kind", ["dnerf", "ngp-time"])
-def test_the_deformation_begins_as_the_identity(kind: str) -> None:
+def test_the_deformation_begins_as_the_identity() -> None:
     """At time 0 exactly, for any weights; at first almost nothing moves at any time."""
-    for field, bound in ((awake(kind), None), (build_field(KINDS[kind], BOX), 0.02)):
-        assert isinstance(field, DeformedNeRF | DynamicNGP)
+    for field, bound in ((awake("dnerf"), None), (build_field(KINDS["dnerf"], BOX), 0.02)):
+        assert isinstance(field, DeformedNeRF)
         places, _, times = inputs(64)
         assert field.displacement(places * 0.3 + 0.5, torch.zeros(64)).abs().max() == 0.0
         moved = field.displacement(places * 0.3 + 0.5, times).norm(dim=-1)
@@ -91,7 +89,7 @@ def test_the_deformation_begins_as_the_identity(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients_against_double_precision(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_against_double_precision(kind: str) -> None:
     """Every parameter gets a gradient, and in fp32 it is that of plain torch in float64; that one is the slope."""
     field = awake(kind)
     exact = awake(kind).double()
@@ -108,7 +106,6 @@ def test_gradients_against_double_precision(kind: str, monkeypatch: pytest.Monke
         # Rounding of a displacement is a thousand times as large in the finest sines, and ReLUs flip.
         assert difference < (0.1 if kind == "dnerf" else 5e-3), (name, float(difference))
     if kind != "dnerf":
-        monkeypatch.setattr(ngp_time, "GUIDE_LEVELS", 4)  # all levels guide: nothing is cut
         _slopes_are_gradients(awake(kind).double(), positions, times)
 
 
@@ -131,24 +128,6 @@ def _slopes_are_gradients(field: Field, positions: torch.Tensor, times: torch.Te
     assert torch.allclose(slope, torch.as_tensor(expected), rtol=1e-3), (float(slope), float(expected))
 
 
-def test_displacements_learn_from_coarse_features_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the coarse levels' features a displacement has no gradient; values do not depend on where it is cut."""
-    positions, _, times = inputs(50)
-    cut = awake("ngp-time")
-    monkeypatch.setattr(ngp_time, "GUIDE_LEVELS", 4)
-    whole = awake("ngp-time")
-    assert isinstance(cut, DynamicNGP) and cut.fine_encoding is not None and cut.deform_net is not None
-    assert isinstance(whole, DynamicNGP) and whole.fine_encoding is None
-    assert [level.scale for grid in (cut.encoding, cut.fine_encoding) for level in grid.layout.levels] == [
-        pytest.approx(level.scale, abs=0.5) for level in whole.encoding.layout.levels
-    ]
-    with torch.no_grad():
-        cut.encoding.table.zero_()
-    cut.density(positions, times).sum().backward()
-    assert all(w.grad is None or w.grad.abs().max() == 0.0 for w in cut.deform_net.weights)
-    assert cut.fine_encoding.table.grad is not None and cut.fine_encoding.table.grad.abs().sum() > 0.0
-
-
 def test_the_prior_is_that_things_stand_still() -> None:
     """Features that differ between times cost, those that do not are free; the draw belongs to the step."""
     field = awake("ngp-time")
@@ -164,10 +143,9 @@ def test_the_prior_is_that_things_stand_still() -> None:
     assert field.regularization(3) < 1e-6
 
 
-@pytest.mark.parametrize("follow", ["deform", "features", "both"])
-def test_samples_of_rays_are_what_single_points_are(follow: str) -> None:
+def test_samples_of_rays_are_what_single_points_are() -> None:
     """The packed way, with unused capacity behind, gives what `forward` gives; visibility is that of density."""
-    field = awake("ngp-time", replace(NGP_TIME, follow=follow))
+    field = awake("ngp-time")
     assert isinstance(field, DynamicNGP) and offers(field, "sample_density", "sample_logits")
     _, directions, times = inputs(5)
     rays = Rays(-2.0 * directions, directions, times)

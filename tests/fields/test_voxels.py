@@ -56,7 +56,7 @@ def ball_marks(field: VoxelGrid, radius: float = 0.5, n: int = 4000) -> tuple[Te
 
 def test_it_is_what_rendering_and_training_look_for() -> None:
     field = make_field()
-    assert is_adaptive(field) and offers(field, "regularization")
+    assert is_adaptive(field)
     assert offers(field, "sample_density", "sample_logits")
     assert torch.allclose(field.density(points(20)), field(points(20), directions(20))[1])
     with torch.no_grad():
@@ -188,16 +188,6 @@ def test_a_state_of_other_shapes_is_taken_whole() -> None:
     assert torch.equal(other.density(points(50)), field.density(points(50)))
     with pytest.raises(RuntimeError, match="color_table"):
         make_field(degree=3).load_state_dict(field.state_dict())
-
-
-def test_the_prior_pulls_neighbours_together_and_draws_by_step() -> None:
-    field = make_field((12,))
-    first, again, other = (field.regularization(step) for step in (0, 0, 1))
-    assert first.item() == again.item() != other.item() > 0.0
-    first.backward()
-    assert field.density_table.grad is not None and 0 < int((field.density_table.grad != 0).sum()) < field.n_nodes
-    device_step = torch.tensor(0)
-    assert field.regularization(device_step).item() == first.item()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 
 from nerfturbo.errors import InputError
 from nerfturbo.ops import use_backend
-from nerfturbo.ops.pixels import PixelPool, draw_pixels, drawn_offsets, read_pixels
+from nerfturbo.ops.pixels import PixelPool, draw_pixels, read_pixels
 
 from .cases import Target, assert_close, generator, require
 
@@ -107,9 +107,8 @@ def test_bad_pool_is_named():
         PixelPool(torch.zeros(4, 3), torch.tensor([0, 4]), torch.tensor([2]), torch.zeros(1, 3, 4), torch.ones(1, 4))
 
 
-@pytest.mark.parametrize("strata", [1, 2, 3])
 @pytest.mark.parametrize("chosen", [False, True], ids=["drawn", "chosen"])
-def test_spread_matches_reference(sized: tuple[Target, int], chosen: bool, strata: int, poisoned_empty: None):
+def test_rays_further_on_match_reference(sized: tuple[Target, int], chosen: bool, poisoned_empty: None):
     target, n = sized
     require(target)
     pool = make_pool(target.device)
@@ -117,34 +116,6 @@ def test_spread_matches_reference(sized: tuple[Target, int], chosen: bool, strat
     results = []
     for backend in (target.backend, "reference"):
         with use_backend(backend):  # type: ignore[arg-type]
-            results.append(draw_pixels(pool, n, seed=5, step=9, first=3, indices=indices, spread=0.7, strata=strata))
+            results.append(draw_pixels(pool, n, seed=5, step=9, first=3, indices=indices))
     for name in ("origins", "directions", "rgba", "image_indices"):
         assert_close(name, getattr(results[0], name), getattr(results[1], name))
-
-
-def test_spread_rays_stay_in_their_pixel_and_fill_it():
-    pool = make_pool("cpu")
-    n, spread = 20_000, 0.8
-    plain, moved = (draw_pixels(pool, n, seed=0, step=0, spread=width) for width in (0.0, spread))
-    assert torch.equal(plain.rgba, moved.rgba)
-    places = []
-    for drawn in (plain, moved):
-        pose = pool.poses[drawn.image_indices]  # any matrix here, not a rotation
-        local = torch.linalg.solve(pose[:, :, :3].double(), drawn.directions[..., None].double())[..., 0]
-        fx, fy, cx, cy = pool.intrinsics[drawn.image_indices].double().unbind(-1)
-        places.append(torch.stack([cx - fx * local[:, 0] / local[:, 2], cy + fy * local[:, 1] / local[:, 2]], -1))
-    offset = places[1] - places[0]
-    assert offset.abs().max() <= spread / 2 + 1e-3
-    assert_close("mean", offset.mean(0), torch.zeros(2).double(), 0.01 / 1e-6)
-    assert_close("variance", offset.var(0), torch.full((2,), spread**2 / 12).double(), 0.05)
-    want = drawn_offsets(n, spread, seed=0, step=0, first=0, device=torch.device("cpu"))
-    assert_close("offsets", offset.float(), want, 1e-3)
-
-
-def test_strata_take_a_cell_of_the_pixel_each():
-    offsets = drawn_offsets(90, 0.9, strata=3, seed=0, step=0, first=2, device=torch.device("cpu"))
-    cells = ((offsets / 0.9 + 0.5) * 3).floor().long()
-    want = (torch.arange(90) + 2) % 9
-    assert torch.equal(cells[:, 1] * 3 + cells[:, 0], want)
-    with pytest.raises(InputError, match="strata: expected at least 1"):
-        draw_pixels(make_pool("cpu"), 1, seed=0, step=0, strata=0)

@@ -426,6 +426,9 @@ def test_a_config_with_a_precision_comes_back_from_json() -> None:
     config = Config()
     config = replace(config, train=replace(config.train, precision="bf16"), field=VoxelConfig((8, 16), (0.5,)))
     assert from_dict(Config, to_dict(config)) == config
+    assert from_dict(Config, {"train": {"rays_per_pixel": 1}}) == Config()  # a value that went, as nobody chose it
+    with pytest.raises(InputError, match=r"config.train.rays_per_pixel: expected one of accumulate"):
+        from_dict(Config, {"train": {"rays_per_pixel": 4}})
     with pytest.raises(InputError, match=r"field\.subdivide_at"):
         from_dict(Config, {"field": {"kind": "voxels", "resolutions": [8, 16], "subdivide_at": ["half"]}})
     with pytest.raises(InputError, match=r"train\.precision"):

@@ -9,7 +9,6 @@ import torch
 
 from ablation import QUALITY, ablation_cases
 from nerfturbo.config import Config, LossConfig, VanillaConfig
-from nerfturbo.data.batches import PixelSampler
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.evaluate import evaluate
 from nerfturbo.export.onnx import _plain_copy
@@ -23,7 +22,6 @@ from nerfturbo.rendering.model import NerfModel
 from nerfturbo.rendering.render import field_functions, ray_marching, volume_rendering
 from nerfturbo.training import Trainer
 from nerfturbo.training import loss as chain
-from nerfturbo.training.loss import pixel_offsets
 from nerfturbo.training.optim import level_decays
 from nerfturbo.types import PackedSamples, Rays
 
@@ -169,16 +167,6 @@ def test_thinned_training_still_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(losses[-5:]) < 0.4 * sum(losses[:5])
 
 
-def test_pixel_spread_moves_the_rays_of_both_kinds_of_cameras() -> None:
-    centre, spread = (PixelSampler(ball_scene(), "cpu", 0, spread=width) for width in (0.0, 1.0))
-    one, other = centre.draw(3, 64), spread.draw(3, 64)
-    assert torch.equal(one.rgba, other.rgba)
-    assert not torch.equal(one.rays.directions, other.rays.directions)
-    assert (one.rays.directions - other.rays.directions).abs().max() < 1.5 * 0.7 / 16
-    spread._pool = None  # as for lenses, whose rays come from `Cameras.rays`
-    assert torch.allclose(spread.draw(3, 64).rays.directions, other.rays.directions, atol=1e-6)
-
-
 def test_pictures_in_finer_steps_and_with_more_rays() -> None:
     scene, config = ball_scene("test"), tiny_config(steps=25)
     made = Trainer(config, ball_scene())
@@ -254,21 +242,9 @@ def test_anti_aliased_pictures_are_those_of_its_samples() -> None:
     assert torch.allclose(frame.rgb, image.rgb, atol=2e-3)
 
 
-def test_several_rays_share_a_pixel_whatever_their_split() -> None:
-    config = changed(tiny_config(), "train", rays_per_pixel=4)
-    pixels = Trainer(config, ball_scene()).pixels
-    whole = pixels.draw(5, 24)
-    colors = whole.rgba.view(6, 4, 4)
-    assert torch.equal(colors, colors[:, :1].expand(-1, 4, -1))
-    assert (whole.rays.directions.view(6, 4, 3).std(1).amax(-1) > 0.0).all()
-    parts = [pixels.draw(5, 11), pixels.draw(5, 13, first=11)]
-    assert torch.equal(whole.rays.directions, torch.cat([part.rays.directions for part in parts]))
-    assert [pixel_offsets(part).tolist() for part in parts] == [[0, 4, 8, 11], [0, 1, 5, 9, 13]]
-
-
 @pytest.mark.parametrize("kind", ["ngp", "vanilla"])
-def test_the_loss_of_pixels_is_that_of_their_mean_colours(kind: str) -> None:
-    config = changed(changed(tiny_config(), "train", rays_per_pixel=4), "loss", kind="mse")
+def test_the_loss_is_that_of_the_rays_that_were_kept(kind: str) -> None:
+    config = changed(tiny_config(), "loss", kind="mse")
     if kind == "vanilla":
         config = replace(config, field=VanillaConfig(width=16, depth=2))
     made = Trainer(config, ball_scene())
@@ -279,19 +255,19 @@ def test_the_loss_of_pixels_is_that_of_their_mean_colours(kind: str) -> None:
     loss, mse = chain.render_and_compare(made.model, batch, samples, background, None)
     rgb = volume_rendering(field_functions(made.model.field, batch.rays)[1], samples, background=background).rgb
     target = chain.target_over(batch, background)
-    error = (rgb - target).view(16, 4, 3).mean(1)[:10]  # ray 42 is in the middle of pixel 10
+    error = (rgb - target)[:42]
     assert float(loss) == pytest.approx(float(error.square().mean()), rel=1e-4)
     assert float(mse) == pytest.approx(float(loss), rel=1e-6)
-    weighed = replace(batch, weights=torch.arange(16.0).repeat_interleave(4))
+    weighed = replace(batch, weights=torch.arange(64.0))
     loss, _ = chain.render_and_compare(made.model, weighed, samples, background, None)
-    assert float(loss) == pytest.approx(float((error.square().mean(-1) * torch.arange(10.0)).mean()), rel=1e-4)
+    assert float(loss) == pytest.approx(float((error.square().mean(-1) * torch.arange(42.0)).mean()), rel=1e-4)
     loss.backward()
     assert all(bool(torch.isfinite(parameter.grad).all()) for parameter in made.model.parameters())
 
 
-def test_training_pixels_still_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_on_hard_pixels_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     config = coarse(tiny_config(steps=50), monkeypatch)
-    made = Trainer(changed(config, "train", rays_per_pixel=4, draw="error"), ball_scene())
+    made = Trainer(changed(config, "train", draw="error"), ball_scene())
     losses: list[float] = []
     made.callbacks.append(lambda _, record: losses.append(record.mse))
     made.fit()
@@ -311,7 +287,7 @@ def test_every_switch_has_its_row() -> None:
     proposed = {case.name for case in ablation_cases(preset("proposal"), cpu)}
     assert {
         "no decay of hash levels",
-        "+ pixels of four rays",
+        "+ opacity entropy",
         "density of 1 at the start",
     } <= proposed and "+ thinned samples" not in proposed
 

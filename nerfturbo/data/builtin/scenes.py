@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -107,13 +107,6 @@ def capsule(start: Vector, end: Vector, radius: float, material: Material) -> So
     return Solid(CAPSULE, (x, y, z), (radius, half, 0.0, 0.0), half + radius, material, along(tuple((b - a).tolist())))
 
 
-def moved(solid: Solid, scale: float, origin: Vector) -> Solid:
-    """A solid of one colour, scaled about the origin and then moved there."""
-    x, y, z = (o + scale * c for o, c in zip(origin, solid.center, strict=True))
-    a, b, c, rounding = (scale * value for value in solid.parameters)
-    return replace(solid, center=(x, y, z), parameters=(a, b, c, rounding), bound=scale * solid.bound)
-
-
 def linear(color: str) -> list[float]:
     """ "#rrggbb" in linear light, by the renderer's gamma of 2."""
     return [(int(color[k : k + 2], 16) / 255.0) ** 2 for k in (1, 3, 5)]
@@ -194,69 +187,6 @@ def _crane(base: Vector, degrees: float) -> list[Solid]:
         capsule((x + reach * c, y + reach * s, top), (x + reach * c, y + reach * s, top - 0.2), 0.018, steel),
         sphere((x + reach * c, y + reach * s, top - 0.3), 0.12, Material(MUSTARD, highlight=0.6, shininess=70.0)),
     ]
-
-
-def chess() -> Content:
-    """The end of a game on a six by six board: turned pieces in ivory and ebony."""
-    top, square = -0.28, 0.31
-    walnut = Material("#7a4a2b", "#4f2d19", pattern=WOOD, parameters=(0.11, 0.0), highlight=0.15)
-    field = Material("#e9d8b4", "#7d4b32", "#5b3420", CHECKER, (square, 0.022), highlight=0.12, shininess=40.0)
-    ivory = Material("#efe3c8", highlight=0.5, shininess=60.0, reflection=0.6)
-    ebony = Material("#2b2a31", highlight=0.7, shininess=70.0, reflection=0.9)
-
-    solids = [
-        box((0.0, 0.0, top - 0.12), (1.03, 1.03, 0.08), walnut, rounding=0.04),
-        box((0.0, 0.0, top - 0.03), (3 * square, 3 * square, 0.03), field, rounding=0.01),
-    ]
-    white = {"king": ((1, 0),), "rook": ((4, 0),), "bishop": ((4, 3),), "pawn": ((1, 2), (3, 1))}
-    black = {"king": ((4, 5),), "rook": ((0, 5),), "bishop": ((2, 3),), "pawn": ((5, 4), (3, 4), (0, 3))}
-    for look, side in ((ivory, white), (ebony, black)):
-        pieces = _pieces(look)
-        for name, places in side.items():
-            for column, row in places:
-                origin = ((column - 2.5) * square, (row - 2.5) * square, top)
-                solids += [moved(solid, 0.83, origin) for solid in pieces[name]]
-    return solids, Light(key=(-0.55, -0.40, 0.73), fill=(0.75, -0.35, 0.42))
-
-
-def _pieces(look: Material) -> dict[str, list[Solid]]:
-    """Chess pieces at the origin."""
-
-    def foot(height: float, waist: float) -> list[Solid]:
-        """What all stand on: a foot, a ring and a body that narrows to the waist."""
-        return [
-            frustum((0.0, 0.0, 0.04), (0.155, 0.145), 0.04, look, rounding=0.02),
-            torus((0.0, 0.0, 0.095), 0.105, 0.028, look),
-            frustum((0.0, 0.0, 0.5 * (0.08 + height)), (0.105, waist), 0.5 * (height - 0.08), look, rounding=0.015),
-            torus((0.0, 0.0, height), waist, 0.03, look),
-        ]
-
-    def merlon(k: int) -> Solid:
-        c, s = math.cos(k * math.pi / 3.0), math.sin(k * math.pi / 3.0)
-        rotation = ((c, -s, 0.0), (s, c, 0.0), (0.0, 0.0, 1.0))
-        return box((0.095 * c, 0.095 * s, 0.53), (0.022, 0.034, 0.035), look, rounding=0.008, rotation=rotation)
-
-    return {
-        "pawn": [*foot(0.30, 0.06), sphere((0.0, 0.0, 0.39), 0.095, look)],
-        "bishop": [
-            *foot(0.42, 0.065),
-            capsule((0.0, 0.0, 0.51), (0.0, 0.0, 0.555), 0.085, look),
-            frustum((0.0, 0.0, 0.62), (0.075, 0.03), 0.06, look, rounding=0.02),
-            sphere((0.0, 0.0, 0.70), 0.035, look),
-        ],
-        "rook": [
-            *foot(0.40, 0.085),
-            frustum((0.0, 0.0, 0.46), (0.095, 0.12), 0.05, look, rounding=0.012),
-            *(merlon(k) for k in range(6)),
-        ],
-        "king": [
-            *foot(0.58, 0.075),
-            frustum((0.0, 0.0, 0.69), (0.07, 0.115), 0.09, look, rounding=0.015),
-            sphere((0.0, 0.0, 0.785), 0.075, look),
-            capsule((0.0, 0.0, 0.84), (0.0, 0.0, 0.98), 0.022, look),
-            capsule((-0.05, 0.0, 0.93), (0.05, 0.0, 0.93), 0.022, look),
-        ],
-    }
 
 
 def armillary() -> Content:
@@ -350,7 +280,7 @@ def _crayon(tip: Vector, turn: float, color: str) -> list[Solid]:
     ]
 
 
-STILL: dict[str, Callable[[], Content]] = {"toybox": toybox, "chess": chess, "armillary": armillary}
+STILL: dict[str, Callable[[], Content]] = {"toybox": toybox, "armillary": armillary}
 MOVING: dict[str, Callable[[float], Content]] = {"seesaw": seesaw}
 NAMES = (*STILL, *MOVING)
 

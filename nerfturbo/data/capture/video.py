@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
@@ -21,7 +21,6 @@ FRAMES_PER_SECOND = 3.0
 FEWEST, MOST = 30, 200  # frames by default: few enough for COLMAP on a CPU, enough for neighbours to overlap
 _LOOK_SIZE = 480  # of the longer side, where sharpness is measured
 _RATE = r"(\d+(?:\.\d+)?) fps"
-_HINT = "pip install imageio-ffmpeg, or install the program ffmpeg"
 
 
 @dataclass(frozen=True)
@@ -89,17 +88,16 @@ def write_frames(video: Path, indices: Sequence[int], folder: Path) -> list[str]
     return names
 
 
-def open_decoder() -> "FfmpegDecoder | OpenCvDecoder":
-    """imageio-ffmpeg's program, else the program `ffmpeg`, else OpenCV."""
+def open_decoder() -> "FfmpegDecoder":
+    """imageio-ffmpeg's program, else the program `ffmpeg`."""
     if importlib.util.find_spec("imageio_ffmpeg") is not None:
         import imageio_ffmpeg
 
         return FfmpegDecoder(imageio_ffmpeg.get_ffmpeg_exe())
     if program := shutil.which("ffmpeg"):
         return FfmpegDecoder(program)
-    if importlib.util.find_spec("cv2") is not None:
-        return OpenCvDecoder()
-    raise InputError("video", "imageio-ffmpeg, ffmpeg or OpenCV to decode it", "none of them", _HINT)
+    hint = "pip install imageio-ffmpeg, or install the program ffmpeg"
+    raise InputError("video", "imageio-ffmpeg or ffmpeg to decode it", "neither of them", hint)
 
 
 class FfmpegDecoder:
@@ -166,54 +164,6 @@ class FfmpegDecoder:
         for number, file in enumerate(files, 1):
             with contextlib.suppress(FileNotFoundError):  # said by whoever misses the file
                 os.replace(folder / f".{number:06d}.jpg", file)
-
-
-class OpenCvDecoder:
-    """OpenCV, where it happens to be installed."""
-
-    complaint = ""
-
-    def __init__(self) -> None:
-        self._cv2: Any = importlib.import_module("cv2")
-
-    def facts(self, video: Path) -> VideoFacts:
-        cv2, capture = self._cv2, self._open(video)
-        names = (cv2.CAP_PROP_FRAME_COUNT, cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT, cv2.CAP_PROP_FPS)
-        frames, width, height, rate = (capture.get(name) for name in names)
-        first = next(_decoded(capture), None)
-        size = (round(width), round(height)) if first is None else (first.shape[1], first.shape[0])  # turned upright
-        known = rate > 0.0 and frames > 0.0
-        return VideoFacts(round(frames) or None, size, rate or None, frames / rate if known else None)
-
-    def duration(self, video: Path) -> float:
-        return self.facts(video).seconds or 0.0
-
-    def grey_frames(self, video: Path, seconds: float) -> Iterator[tuple[np.ndarray, float]]:
-        cv2, capture = self._cv2, self._open(video)
-        total = max(1.0, capture.get(cv2.CAP_PROP_FRAME_COUNT))
-        for index, picture in enumerate(_decoded(capture)):
-            factor = min(1.0, _LOOK_SIZE / max(picture.shape[:2]))
-            small = cv2.resize(picture, None, fx=factor, fy=factor, interpolation=cv2.INTER_AREA)
-            yield cv2.cvtColor(small, cv2.COLOR_BGR2GRAY), min(1.0, (index + 1) / total)
-
-    def write(self, video: Path, indices: Sequence[int], files: Sequence[Path]) -> None:
-        cv2, wanted = self._cv2, dict(zip(indices, files, strict=True))
-        for index, picture in enumerate(_decoded(self._open(video))):
-            if index in wanted:
-                cv2.imwrite(str(wanted[index]), picture, [cv2.IMWRITE_JPEG_QUALITY, 97])
-
-    def _open(self, video: Path) -> Any:
-        capture = self._cv2.VideoCapture(str(video))
-        refuse(not capture.isOpened(), str(video), "a video", "a file that OpenCV cannot open", _HINT)
-        return capture
-
-
-def _decoded(capture: Any) -> Iterator[np.ndarray]:
-    try:
-        while (result := capture.read())[0]:
-            yield result[1]
-    finally:
-        capture.release()
 
 
 def _read_pgm(stream: IO[bytes]) -> Iterator[np.ndarray]:

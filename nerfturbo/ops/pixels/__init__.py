@@ -1,9 +1,8 @@
 """Random pixels of a pool of pictures, as rays and colours; and the rays of a whole picture.
 
 Ray i of a step looks through the centre of pixel floor(n_pixels * u_i) of the pool; u_i is a 48-bit draw of (seed,
-step, i): ranks, devices and resumed runs see the same pixels. With a `spread` it looks through a random point of a
-square that many pixels wide around the centre, the third and fourth word of the same draw; with `strata` n, ray i takes
-its point from cell i modulo n^2 of n x n equal ones. Poses look along -z with y up; directions have unit length.
+step, i): ranks, devices and resumed runs see the same pixels. Poses look along -z with y
+up; directions have unit length.
 
 `choose_pixels` draws among some pixels only, or hard ones more often. With a mask of n pixels, ray i takes the
 floor(n u_i)-th of them: the mask is one bit per pixel and a running count per 64, so that the k-th pixel is found by a
@@ -23,9 +22,8 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from .._checks import check_device, check_dtype, check_positive, check_shape, check_tensor, refuse
+from .._checks import check_device, check_dtype, check_shape, check_tensor, refuse
 from .._dispatch import implementation
-from ..random import Stream, random_uniform
 
 WORD = 64  # pixels per word of a mask
 MAX_TOTAL = 1 << 38  # of a guide's shares: 24 bits of the draw times this stay within an int64
@@ -159,16 +157,6 @@ class DrawnPixels(NamedTuple):
     image_indices: Tensor  # (n_rays,) int64
 
 
-def drawn_offsets(
-    n_rays: int, spread: float, *, strata: int = 1, seed: int, step: int | Tensor, first: int, device: torch.device
-) -> Tensor:
-    """(n_rays, 2): how far from the pixel's centre the rays of `draw_pixels` pass, in pixels, to the right and down."""
-    from . import reference  # imports this file
-
-    words = random_uniform(n_rays, columns=4, seed=seed, stream=Stream.PIXELS, step=step, first=first, device=device)
-    return reference.offsets_of(words[:, 2:], spread, strata, first)
-
-
 def draw_pixels(
     pool: PixelPool,
     n_rays: int,
@@ -177,20 +165,15 @@ def draw_pixels(
     step: int | Tensor,
     first: int = 0,
     indices: Tensor | None = None,
-    spread: float = 0.0,
-    strata: int = 1,
 ) -> DrawnPixels:
     """Pixels for rays first ... first + n_rays - 1 of this step's batch; never waits for the device. `indices`
     (n_rays,) int64, from `choose_pixels` say, are looked up instead of drawing any."""
     refuse(n_rays < 0, "n_rays", "a count >= 0", n_rays)
-    check_positive("spread", spread, zero=True)
-    refuse(strata < 1, "strata", "at least 1", strata)
     if indices is not None:
         check_tensor("indices", indices, (n_rays,), torch.int64)
         check_device(pixels=pool.pixels, indices=indices)
-    options = {"indices": indices, "spread": float(spread), "strata": strata}
     draw = implementation("pixels", "draw_pixels", pool.poses)
-    return DrawnPixels(*draw(pool, n_rays, seed=seed, step=step, first=first, **options))
+    return DrawnPixels(*draw(pool, n_rays, seed=seed, step=step, first=first, indices=indices))
 
 
 def read_pixels(pixels: Tensor, indices: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from . import WORD
 from .reference import BITS
 
 CHUNK = 2048
-_SHIFT, _UNIT = np.uint32(32 - BITS), np.float32(1.0 / (1 << BITS))
+_SHIFT = np.uint32(32 - BITS)
 
 
 @jit(inner=True)
@@ -102,11 +102,9 @@ def choose_pixels(
 
 @jit(exact=True)
 def _look_up(
-    first, last, words, indices, spread, strata, start, pixels, offsets, widths, poses, intrinsics, origins, directions,
-    rgba, images,
+    first, last, words, indices, pixels, offsets, widths, poses, intrinsics, origins, directions, rgba, images,
 ):  # fmt: skip
-    """words (n_rays, 2 or 4): the top BITS bits of the first two make the 48-bit draw, unless there are `indices`;
-    those of the others say where in the pixel, where there is a `spread`."""
+    """words (n_rays, 2): the top BITS bits of both make the 48-bit draw, unless there are `indices`."""
     n_pixels = np.int64(pixels.shape[0])
     for ray in range(first, last):
         if indices.shape[0]:
@@ -116,12 +114,6 @@ def _look_up(
         below = _last_not_above(offsets, pixel)  # the picture
         row, column = divmod(pixel - offsets[below], widths[below])
         x, y = np.float32(column) + np.float32(0.5), np.float32(row) + np.float32(0.5)
-        if spread > np.float32(0.0):
-            cell, side = (start + ray) % (strata * strata), np.float32(strata)
-            across = (np.float32(words[ray, 2] >> _SHIFT) * _UNIT + np.float32(cell % strata)) / side
-            down = (np.float32(words[ray, 3] >> _SHIFT) * _UNIT + np.float32(cell // strata)) / side
-            x += (across - np.float32(0.5)) * spread
-            y += (down - np.float32(0.5)) * spread
         x = (x - intrinsics[below, 2]) / intrinsics[below, 0]
         y = (y - intrinsics[below, 3]) / intrinsics[below, 1]
         square = np.float32(0.0)
@@ -139,11 +131,8 @@ def _look_up(
 
 
 @torch.no_grad()
-def draw_pixels(
-    pool, n_rays, *, seed, step, first, indices=None, spread=0.0, strata=1
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    needed = n_rays if indices is None or spread else 0
-    drawn = torch.empty(needed, 4 if spread else 2, dtype=torch.int32)
+def draw_pixels(pool, n_rays, *, seed, step, first, indices) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    drawn = torch.empty(n_rays if indices is None else 0, 2, dtype=torch.int32)
     draw(drawn, seed=seed, stream=int(Stream.PIXELS), step=step, first=first)
     words = drawn.numpy().view(np.uint32)
     chosen = np.empty(0, np.int64) if indices is None else indices
@@ -151,5 +140,5 @@ def draw_pixels(
     rgba, images = torch.empty(n_rays, pool.pixels.shape[1]), torch.empty(n_rays, dtype=torch.int64)
     results = (origins, directions, rgba, images)
     pictures = (pool.pixels, pool.offsets, pool.widths, pool.poses, pool.intrinsics)
-    launch(_look_up, n_rays, CHUNK, words, chosen, np.float32(spread), strata, first, *pictures, *results)
+    launch(_look_up, n_rays, CHUNK, words, chosen, *pictures, *results)
     return results

@@ -56,16 +56,7 @@ def _guided(offsets, widths, words, mask, guide) -> tuple[Tensor, Tensor, Tensor
     return pixel, weights, tile
 
 
-def offsets_of(uniform: Tensor, spread: float, strata: int, first: int) -> Tensor:
-    """(n_rays, 2): offsets from the pixel's centre, of uniform numbers (n_rays, 2) for rays from `first` on."""
-    if strata > 1:
-        cell = (torch.arange(uniform.shape[0], device=uniform.device) + first) % strata**2
-        row = torch.div(cell, strata, rounding_mode="floor")
-        uniform = (uniform + torch.stack([cell - row * strata, row], -1)) / strata
-    return (uniform - 0.5) * spread
-
-
-def draw_pixels(pool, n_rays, *, seed, step, first, indices, spread, strata) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def draw_pixels(pool, n_rays, *, seed, step, first, indices) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     uniform = torch.empty(n_rays, 4, device=pool.pixels.device)
     draw(uniform, seed=seed, stream=int(Stream.PIXELS), step=step, first=first)
     pixel = scale((uniform * float(1 << BITS)).long(), pool.pixels.shape[0]) if indices is None else indices
@@ -73,9 +64,6 @@ def draw_pixels(pool, n_rays, *, seed, step, first, indices, spread, strata) -> 
     local, width = pixel - pool.offsets[image], pool.widths[image]
     fx, fy, cx, cy = pool.intrinsics[image].unbind(-1)
     x, y = (local % width).float() + 0.5, torch.div(local, width, rounding_mode="floor").float() + 0.5
-    if spread:
-        offset = offsets_of(uniform[:, 2:], spread, strata, first)
-        x, y = x + offset[:, 0], y + offset[:, 1]
     x, y = (x - cx) / fx, (y - cy) / fy
     pose = pool.poses[image]
     direction = pose[:, :, 0] * x[:, None] - pose[:, :, 1] * y[:, None] - pose[:, :, 2]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._triton import cdiv, launchable, own_block
 from ..random import Stream
-from ..random.triton import counter_words, philox, unit_float
+from ..random.triton import counter_words, philox
 
 BLOCK = 128
 _DRAW = ("n_rays", "step", "stream", "seed_low", "seed_high", "first")
@@ -159,12 +159,10 @@ def choose_pixels(
 @launchable(do_not_specialize=[*_DRAW, "n_pixels", "n_images"])
 def _draw_kernel(
     p_pixels, p_offsets, p_widths, p_poses, p_intrinsics, p_step, p_indices, p_origins, p_directions, p_rgba,
-    p_images, n_rays, n_pixels, n_images, step, stream, seed_low, seed_high, first, spread,
-    SPREAD: tl.constexpr, STRATA: tl.constexpr, CHANNELS: tl.constexpr, SEARCH_STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    p_images, n_rays, n_pixels, n_images, step, stream, seed_low, seed_high, first,
+    CHANNELS: tl.constexpr, SEARCH_STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i_ray, m_ray, b_word0, b_word1, b_word2, b_word3 = _draw(
-        p_step, n_rays, step, stream, seed_low, seed_high, first, BLOCK
-    )
+    i_ray, m_ray, b_word0, b_word1, _2, _3 = _draw(p_step, n_rays, step, stream, seed_low, seed_high, first, BLOCK)
     if p_indices is not None:
         i_pixel = tl.load(p_indices + i_ray, mask=m_ray, other=0)
     else:
@@ -178,10 +176,6 @@ def _draw_kernel(
     p_camera = p_intrinsics + i_image * 4
     b_x = b_column.to(tl.float32) + 0.5
     b_y = b_row.to(tl.float32) + 0.5
-    if SPREAD:
-        i_cell = ((i_ray.to(tl.int64) + first) % (STRATA * STRATA)).to(tl.int32)
-        b_x += ((unit_float(b_word2) + (i_cell % STRATA).to(tl.float32)) / STRATA - 0.5) * spread
-        b_y += ((unit_float(b_word3) + (i_cell // STRATA).to(tl.float32)) / STRATA - 0.5) * spread
     b_x -= tl.load(p_camera + 2, mask=m_ray, other=0.0)
     b_y -= tl.load(p_camera + 3, mask=m_ray, other=0.0)
     b_x = b_x / tl.load(p_camera, mask=m_ray, other=1.0)
@@ -214,7 +208,7 @@ def _axis(p_row, b_x, b_y, m_ray):
     return b_first - b_second - tl.load(p_row + 2, mask=m_ray, other=1.0)
 
 
-def draw_pixels(pool, n_rays, *, seed, step, first, indices, spread, strata) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def draw_pixels(pool, n_rays, *, seed, step, first, indices) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     device, channels = pool.pixels.device, pool.pixels.shape[1]
     origins = torch.empty((n_rays, 3), device=device)
     directions = torch.empty((n_rays, 3), device=device)
@@ -225,9 +219,8 @@ def draw_pixels(pool, n_rays, *, seed, step, first, indices, spread, strata) -> 
         p_step, words = counter_words(seed, Stream.PIXELS, step)
         _draw_kernel[(cdiv(n_rays, BLOCK),)](
             pool.pixels, pool.offsets, pool.widths, pool.poses.contiguous(), pool.intrinsics.contiguous(), p_step,
-            indices, origins, directions, rgba, images, n_rays, pool.pixels.shape[0], n_images, *words, first, spread,
-            STRATA=strata, SPREAD=spread > 0.0, CHANNELS=channels,
-            SEARCH_STEPS=_search_steps(n_images), BLOCK=BLOCK,
+            indices, origins, directions, rgba, images, n_rays, pool.pixels.shape[0], n_images, *words, first,
+            CHANNELS=channels, SEARCH_STEPS=_search_steps(n_images), BLOCK=BLOCK,
         )  # fmt: skip
     return origins, directions, rgba, images
 

@@ -26,7 +26,6 @@ class Stream(IntEnum):
     VIEWS = 8
     KEYPOINTS = 12
     REFINEMENT = 16
-    VARIATION = 17
     THINNING = 20
     USER = 1024
 

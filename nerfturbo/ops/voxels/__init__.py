@@ -9,11 +9,6 @@ the row of each node of a block, -1 for a missing one, with the block's z fastes
     logits = (sum_k sh_k * value_red,k,  ... green,  ... blue,  value_density)
 
 A row of the colour table holds the coefficients of red, then green, then blue, and zeros up to a multiple of 4.
-
-    variation = 1 / m * sum over chosen nodes of the mean over channels of sqrt(d_x^2 + d_y^2 + d_z^2 + 1e-8) - 1e-4
-
-with d the difference to the next node along an axis, zero where that one is not stored. The square root is over all
-three axes, so that edges of every direction cost the same.
 """
 
 from dataclasses import dataclass
@@ -130,36 +125,3 @@ def _check(positions: Tensor, tables: VoxelTables, index: VoxelIndex, n_used: Te
     check_device(positions=positions, density=tables.density, color=tables.color, blocks=index.blocks)
     check_count(n_used, positions.device)
     refuse(tables.density.shape[0] == 0, "tables.density", "at least one row", "(0,)")
-
-
-FLOOR = 1e-4  # the root of the 1e-8: smooth where nothing differs
-
-
-def voxel_variation(
-    tables: VoxelTables,
-    index: VoxelIndex,
-    nodes: Tensor,
-    chosen: Tensor,
-    *,
-    n_basis: int,
-    sink: GradientSink | None = None,
-) -> Tensor:
-    """(2,) fp32: the variation of the density and of the colour's 3 * n_basis coefficients. `nodes` (n_nodes,) int32
-    says where each row lies: (x * (r + 1) + y) * (r + 1) + z with r the resolution. `chosen` (m,) int64 are the rows
-    that count; one that is there twice counts twice. Differentiable to both tables, or into the two buffers of a
-    `sink`.
-
-    >>> index = VoxelIndex(torch.zeros(1, 1, 1, dtype=torch.int32), torch.full((1, 512), -1, dtype=torch.int32), 1)
-    >>> index.rows[0, :2] = torch.tensor([0, 1])  # two nodes, neighbours along z
-    >>> tables = VoxelTables(torch.tensor([1.0, 4.0]), torch.zeros(2, 4))
-    >>> nodes, chosen = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([0])
-    >>> voxel_variation(tables, index, nodes, chosen, n_basis=1).round(decimals=3).tolist()
-    [3.0, 0.0]
-    """
-    n = tables.density.shape[0]
-    check_tensor("nodes", nodes, (n,), torch.int32)
-    check_tensor("chosen", chosen, ("m",), torch.int64)
-    check_device(density=tables.density, color=tables.color, nodes=nodes, chosen=chosen, blocks=index.blocks)
-    check_sink(sink, VoxelTables._fields, tables)
-    variation = implementation("voxels", "voxel_variation", tables.density)
-    return variation(tables, index, nodes, chosen, n_basis=n_basis, sink=sink)

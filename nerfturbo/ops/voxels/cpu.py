@@ -1,8 +1,7 @@
 """Sparse voxels on a CPU: find the eight rows of each position, blend them, scatter the gradients back. A position's
 rows (n, 8) and fractions (n, 3) are found once and kept for the backward. Forward and the gradients to positions and
 basis: a task = a chunk of positions. Backward to the tables: a task = the density, or one of the three colours, over
-all positions: its part of every row is nobody else's. Total variation: one thread sums the gradient of the few chosen
-nodes. fp32 inside, sums of the variation in fp64. Deterministic."""
+all positions: its part of every row is nobody else's. fp32 inside. Deterministic."""
 
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from .._cpu import as_float32, jit, launch
 from .._sink import Node
-from . import FLOOR, VoxelIndex
+from . import VoxelIndex
 
 CHUNK = 2048
 ZERO, ONE = np.float32(0.0), np.float32(1.0)
@@ -202,75 +201,3 @@ def voxel_density(positions: Tensor, density: Tensor, index: VoxelIndex, *, n_us
     structure = (index.blocks, index.rows, index.resolution)
     launch(_density, used, CHUNK, as_float32("positions", positions), *structure, *table, out)
     return out
-
-
-_SMALL = np.float32(FLOOR)
-
-
-@jit(inner=True)
-def _next(node, blocks, rows, resolution, out):
-    """Rows of the nodes one step along x, y and z, -1 where there is none."""
-    side = resolution + 1
-    x, y, z = node // (side * side), node // side % side, node % side
-    out[0] = node_row(blocks, rows, x + 1, y, z) if x < resolution else np.int32(-1)
-    out[1] = node_row(blocks, rows, x, y + 1, z) if y < resolution else np.int32(-1)
-    out[2] = node_row(blocks, rows, x, y, z + 1) if z < resolution else np.int32(-1)
-
-
-@jit()
-def _vary(first, last, chosen, nodes, blocks, rows, resolution, table, n_channels, factor, sums, grad):
-    """sums[0] += the roots of all channels of nodes first ... last - 1; grad, unless it is empty, += factor times their
-    derivative. Called for the whole range at once."""
-    there, rises, total = np.empty(3, np.int32), np.empty(3, np.float32), 0.0
-    for i in range(first, last):
-        row = chosen[i]
-        _next(np.int64(nodes[row]), blocks, rows, resolution, there)
-        for j in range(n_channels):
-            squares = _SMALL * _SMALL
-            for axis in range(3):
-                rises[axis] = table[there[axis], j] - table[row, j] if there[axis] >= 0 else ZERO
-                squares += rises[axis] * rises[axis]
-            root = np.sqrt(squares)
-            total += root - _SMALL
-            if grad.shape[0] == 0:
-                continue
-            for axis in range(3):
-                if there[axis] >= 0:
-                    grad[there[axis], j] += factor / root * rises[axis]
-                    grad[row, j] -= factor / root * rises[axis]
-    sums[0] += total
-
-
-class _Variation(Node):
-    @staticmethod
-    def forward(ctx, density, color, index, nodes, chosen, n_basis, sink) -> Tensor:
-        structure, m = (chosen, nodes, index.blocks, index.rows, index.resolution), chosen.shape[0]
-        ctx.save_for_backward(density, color)
-        ctx.structure, ctx.n_basis, ctx.sink = structure, n_basis, sink
-        values, nothing = [], np.empty((0, 1), np.float32)
-        for table, channels in ((density[:, None], 1), (color, 3 * n_basis)):
-            sums, source = np.zeros(1), as_float32("tables", table)
-            launch(_vary, m, max(m, 1), *structure, source, channels, np.float32(0.0), sums, nothing)
-            values.append(sums[0] / max(m * channels, 1))
-        return torch.tensor(values, dtype=torch.float32)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        density, color = ctx.saved_tensors
-        structure, m = ctx.structure, ctx.structure[0].shape[0]
-        results: list[Tensor | None] = []
-        for i, (table, channels) in enumerate(((density, 1), (color, 3 * ctx.n_basis))):
-            buffer = None if ctx.sink is None else ctx.sink.buffers[i]
-            direct = buffer is not None and buffer.dtype == torch.float32
-            target = buffer if direct and buffer is not None else torch.zeros(table.shape)
-            source, into = (value.reshape(table.shape[0], -1) for value in (table.float(), target))
-            factor = np.float32(float(grad[i]) / max(m * channels, 1))
-            launch(_vary, m, max(m, 1), *structure, source, channels, factor, np.zeros(1), into)
-            if buffer is not None and not direct:
-                buffer.add_(target)
-            results.append(None if buffer is not None else target.to(table.dtype))
-        return tuple(results)
-
-
-def voxel_variation(tables, index, nodes, chosen, *, n_basis, sink=None) -> Tensor:
-    return _Variation.apply(*tables, index, nodes, chosen, n_basis, sink)

@@ -1,11 +1,11 @@
-"""Sparse voxels and their total variation by fancy indexing, corner by corner; gradients by autograd."""
+"""Sparse voxels by fancy indexing, corner by corner; gradients by autograd."""
 
 import torch
 from torch import Tensor
 
 from .._sink import redirect, zero_tail
 from ..packed import take_rows
-from . import FLOOR, SIDE, VoxelIndex, VoxelTables
+from . import SIDE, VoxelIndex, VoxelTables
 
 
 def node_rows(index: VoxelIndex, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
@@ -63,33 +63,3 @@ def voxel_density(positions, density, index, *, n_used=None) -> Tensor:
     work = _width(positions, density)
     found = corners(zero_tail(positions, n_used), index, work)
     return zero_tail(_blended_density(found, density, index.empty, work), n_used)
-
-
-def next_rows(index: VoxelIndex, nodes: Tensor) -> list[Tensor]:
-    """The rows of the nodes one step along x, y and z; -1 where there is none."""
-    r = index.resolution
-    place = nodes.long()
-    here = [place // (r + 1) ** 2, place // (r + 1) % (r + 1), place % (r + 1)]
-    result = []
-    for axis in range(3):
-        there = list(here)
-        there[axis] = (here[axis] + 1).clamp(max=r)
-        result.append(torch.where(here[axis] < r, node_rows(index, *there), -1))
-    return result
-
-
-def voxel_variation(tables, index, nodes, chosen, *, n_basis, sink=None) -> Tensor:
-    buffers = (None, None) if sink is None else sink.buffers
-    tables = VoxelTables(*(redirect(table, None, buffer) for table, buffer in zip(tables, buffers, strict=True)))
-    if chosen.shape[0] == 0:
-        return (tables.density[:1] * 0.0).expand(2)
-    rows = next_rows(index, nodes[chosen])
-    values = []
-    for table in (tables.density[:, None], tables.color[:, : 3 * n_basis]):
-        own = take_rows(table, chosen)
-        squares = torch.full_like(own, FLOOR**2)
-        for row in rows:
-            rise = take_rows(table, row.clamp(min=0)) - own
-            squares = squares + torch.where((row >= 0)[:, None], rise, torch.zeros_like(rise)).square()
-        values.append((squares.sqrt() - FLOOR).mean())
-    return torch.stack(values)

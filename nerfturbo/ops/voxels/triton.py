@@ -1,9 +1,9 @@
-"""Sparse voxels on a GPU: the eight corners of each position, blended; density and colour in one pass; total variation.
+"""Sparse voxels on a GPU: the eight corners of each position, blended; density and colour in one pass.
 
 Forward: one program = BLOCK positions. A corner's row comes from two dependent loads, the block's number and the node's
 row in it; rows of the colour table are loaded as [BLOCK, PC] tiles. Backward to the tables: the same walk, each
 corner's share added by atomics, nothing at all for positions without a gradient. Backward to positions and basis: a
-third kernel, only where asked for. Variation: one program = VARIATION_BLOCK nodes with all their channels.
+third kernel, only where asked for.
 
 dtypes: positions fp32; colour table fp16, bf16 or fp32; density table, weights and sums fp32. Table gradients are not
 deterministic; under torch.use_deterministic_algorithms the reference computes them.
@@ -19,7 +19,7 @@ from torch import Tensor
 from .. import _triton as gpu
 from .._sink import Node
 from .._triton import cdiv, check_kernel_float, launchable, next_power_of_2
-from . import FLOOR, VoxelIndex, blocks_per_axis, reference
+from . import VoxelIndex, blocks_per_axis, reference
 
 BLOCK, WARPS = 64, 4
 DENSITY_BLOCK = 256
@@ -281,123 +281,3 @@ def voxel_density(positions: Tensor, density: Tensor, index: VoxelIndex, *, n_us
             BLOCK=DENSITY_BLOCK, num_warps=WARPS,
         )  # fmt: skip
     return out
-
-
-VARIATION_BLOCK = 32
-
-
-@triton.jit
-def _rise(p_table, b_here, m, row, C: tl.constexpr, PC: tl.constexpr, CHANNELS: tl.constexpr):
-    """[BLOCK, PC]: the next node's values minus these; zero where there is none."""
-    j = tl.arange(0, PC)[None, :]
-    m_there = (row >= 0)[:, None] & (j < CHANNELS) & m[:, None]
-    b_there = tl.load(p_table + (row.to(tl.int64) * C)[:, None] + j, mask=m_there, other=0.0)
-    return tl.where(m_there, b_there - b_here, 0.0)
-
-
-@triton.jit
-def _rises(
-    p_table, p_chosen, p_nodes, p_blocks, p_rows, n, resolution, side,
-    C: tl.constexpr, PC: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Which nodes of the block there are; the rows of each and of its next nodes along x, y and z, -1 where there is
-    none; and how much the values rise to those."""
-    i, m = gpu.own_block(n, BLOCK)
-    row = tl.load(p_chosen + i, mask=m, other=0)  # int64
-    node = tl.load(p_nodes + row, mask=m, other=0)
-    along = resolution + 1
-    x = node // (along * along)
-    y = node // along % along
-    z = node % along
-    row_x = node_row(p_blocks, p_rows, x + 1, y, z, side, m & (x < resolution))
-    row_y = node_row(p_blocks, p_rows, x, y + 1, z, side, m & (y < resolution))
-    row_z = node_row(p_blocks, p_rows, x, y, z + 1, side, m & (z < resolution))
-    j = tl.arange(0, PC)[None, :]
-    b_here = tl.load(p_table + (row * C)[:, None] + j, mask=m[:, None] & (j < CHANNELS), other=0.0)
-    b_x = _rise(p_table, b_here, m, row_x, C, PC, CHANNELS)
-    b_y = _rise(p_table, b_here, m, row_y, C, PC, CHANNELS)
-    b_z = _rise(p_table, b_here, m, row_z, C, PC, CHANNELS)
-    return m, row, row_x, row_y, row_z, b_x, b_y, b_z
-
-
-@launchable(do_not_specialize=["n", "resolution", "side"])
-def _measure_kernel(
-    p_table, p_chosen, p_nodes, p_blocks, p_rows, p_out, n, resolution, side, floor,
-    C: tl.constexpr, PC: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    m, _row, _row_x, _row_y, _row_z, b_x, b_y, b_z = _rises(
-        p_table, p_chosen, p_nodes, p_blocks, p_rows, n, resolution, side, C, PC, CHANNELS, BLOCK
-    )
-    b_root = tl.sqrt(b_x * b_x + b_y * b_y + b_z * b_z + floor * floor) - floor
-    m_here = m[:, None] & (tl.arange(0, PC) < CHANNELS)[None, :]
-    tl.store(p_out + tl.program_id(0), tl.sum(tl.sum(tl.where(m_here, b_root, 0.0), 1), 0))
-
-
-@triton.jit
-def _add_rows(p_grad, row, b_value, m, C: tl.constexpr, PC: tl.constexpr):
-    """Whole rows, with the padding, whose gradient is zero, for the vectors' sake."""
-    j = tl.arange(0, PC)[None, :]
-    p = p_grad + (row.to(tl.int64) * C)[:, None] + j
-    tl.atomic_add(p, b_value, mask=m[:, None] & (j < C) & (row >= 0)[:, None], sem="relaxed")
-
-
-@launchable(do_not_specialize=["n", "resolution", "side"])
-def _spread_kernel(
-    p_table, p_chosen, p_nodes, p_blocks, p_rows, p_factor, p_grad, n, resolution, side, floor,
-    C: tl.constexpr, PC: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    m, row, row_x, row_y, row_z, b_x, b_y, b_z = _rises(
-        p_table, p_chosen, p_nodes, p_blocks, p_rows, n, resolution, side, C, PC, CHANNELS, BLOCK
-    )
-    b_scale = tl.load(p_factor) / tl.sqrt(b_x * b_x + b_y * b_y + b_z * b_z + floor * floor)
-    _add_rows(p_grad, row, -b_scale * (b_x + b_y + b_z), m, C, PC)
-    _add_rows(p_grad, row_x, b_scale * b_x, m, C, PC)
-    _add_rows(p_grad, row_y, b_scale * b_y, m, C, PC)
-    _add_rows(p_grad, row_z, b_scale * b_z, m, C, PC)
-
-
-def _arguments(table: Tensor, channels: int, index: VoxelIndex, nodes: Tensor, chosen: Tensor) -> dict[str, Any]:
-    width = 1 if table.dim() == 1 else table.shape[1]
-    return {
-        "p_table": table, "p_chosen": chosen, "p_nodes": nodes, "n": chosen.shape[0], **_structure(index),
-        "floor": FLOOR, "C": width, "PC": next_power_of_2(width), "CHANNELS": channels,
-        "BLOCK": VARIATION_BLOCK, "num_warps": WARPS,
-    }  # fmt: skip
-
-
-class _Variation(Node):
-    @staticmethod
-    def forward(ctx, density, color, index, nodes, chosen, n_basis, sink) -> Tensor:
-        ctx.save_for_backward(density, color, nodes, chosen)
-        ctx.index, ctx.n_basis, ctx.sink = index, n_basis, sink
-        m = chosen.shape[0]
-        programs = cdiv(m, VARIATION_BLOCK)
-        values = []
-        for table, channels in ((density, 1), (color, 3 * n_basis)):
-            sums = torch.zeros(max(programs, 1), dtype=torch.float32, device=density.device)
-            if m:
-                _measure_kernel[(programs,)](p_out=sums, **_arguments(table, channels, index, nodes, chosen))
-            values.append(sums.sum() / max(channels * m, 1))
-        return torch.stack(values)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        density, color, nodes, chosen = ctx.saved_tensors
-        m, results = chosen.shape[0], []
-        for i, (table, channels) in enumerate(((density, 1), (color, 3 * ctx.n_basis))):
-            buffer = None if ctx.sink is None else ctx.sink.buffers[i]
-            target = torch.zeros_like(table, dtype=torch.float32) if buffer is None else buffer
-            if m:
-                factor = grad[i] / (m * channels)
-                arguments = _arguments(table, channels, ctx.index, nodes, chosen)
-                _spread_kernel[(cdiv(m, VARIATION_BLOCK),)](p_factor=factor, p_grad=target, **arguments)
-            results.append(None if buffer is not None else target.to(table.dtype))
-        return tuple(results)
-
-
-def voxel_variation(tables, index, nodes, chosen, *, n_basis, sink=None) -> Tensor:
-    check_kernel_float(**tables._asdict())
-    if torch.are_deterministic_algorithms_enabled():
-        return reference.voxel_variation(tables, index, nodes, chosen, n_basis=n_basis, sink=sink)
-    density, color = (table.contiguous() for table in tables)
-    return _Variation.apply(density, color, index, nodes, chosen.contiguous(), n_basis, sink)

@@ -6,9 +6,9 @@ from nerfturbo.ops.voxels import triton as kernels
 
 from . import CompileCase
 
-_TYPES = "*i32 p_rays p_blocks p_rows p_used p_nodes, *i64 p_chosen, i32 resolution side"
+_TYPES = "*i32 p_rays p_blocks p_rows p_used, i32 resolution side"
 
-_WIDTHS = {"K": 9, "C": 28, "PC": 32, "CHANNELS": 27}
+_WIDTHS = {"K": 9, "C": 28, "PC": 32}
 
 _STRIDES = {"stride_xn": 1, "stride_xc": 1 << 18, "stride_gn": 1, "stride_gc": 1 << 18, "BLOCK": kernels.BLOCK}
 
@@ -18,6 +18,4 @@ COMPILE_CASES = [
         for kernel in (kernels._forward_kernel, kernels._backward_kernel, kernels._inputs_kernel)
     ),
     CompileCase(kernels._density_kernel, _TYPES, {"BLOCK": kernels.DENSITY_BLOCK}, kernels.WARPS),
-    CompileCase(kernels._measure_kernel, _TYPES, _WIDTHS | {"BLOCK": kernels.VARIATION_BLOCK}, kernels.WARPS),
-    CompileCase(kernels._spread_kernel, _TYPES, _WIDTHS | {"BLOCK": kernels.VARIATION_BLOCK}, kernels.WARPS),
 ]

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from ...errors import InputError
-from .scenes import BOX, CAPSULE, SPHERE, TORUS, Solid, check_name, scene_at
+from nerfturbo.data.builtin.scenes import BOX, CAPSULE, SPHERE, TORUS, Solid, check_name, scene_at
+from nerfturbo.errors import InputError
 
 
 def signed_distance(name: str, points: Tensor, *, time: float = 0.0) -> Tensor:
