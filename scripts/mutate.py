@@ -122,10 +122,13 @@ NAMES |= {"sin": "cos", "cos": "sin", "floor": "ceil", "sum": "mean", "mean": "s
 NAMES |= {"minimum": "maximum", "maximum": "minimum", "zeros": "ones", "zeros_like": "ones_like", "cumsum": "cumprod"}
 
 
+TINY = 1e-5  # what keeps a quotient finite may as well be twice as large
 REDUCED = ("amin", "amax", "all", "any", "cumsum", "cumprod", "mean", "norm", "prod", "softmax", "sum")  # along an axis
 SYMMETRIC = ("min", "max", "minimum", "maximum", "promote_types")  # in their first two arguments
 # What decides no result: how large the pieces of work are, how a kernel is compiled, what is checked besides.
-PIECES = re.compile(r"AT_ONCE|CHUNK|BLOCK|GRAIN|PART|shared|num_warps|num_stages|strict=|@jit|lru_cache|pin_memory")
+PIECES = re.compile(
+    r"AT_ONCE|CHUNK|BLOCK|GRAIN|PART|MAX_KEPT|shared|num_warps|num_stages|strict=|@jit|lru_cache|pin_memory"
+)
 
 
 def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
@@ -149,7 +152,11 @@ def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
         yield "the negation is dropped", node.operand
     elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
         yield f"{node.value} becomes {not node.value}", _with(node, value=not node.value)
-    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+    elif (
+        isinstance(node, ast.Constant)
+        and isinstance(node.value, int | float)
+        and (not node.value or abs(node.value) > TINY)
+    ):
         value = node.value + 1 if isinstance(node.value, int) else node.value * 2.0 or 0.5
         yield f"{node.value} becomes {value}", _with(node, value=value)
     elif isinstance(node, ast.Call):
@@ -182,8 +189,8 @@ def bugs_of(tree: ast.Module) -> list[tuple[int, str, ast.AST, ast.AST]]:
         passed: list[ast.AST] = [node] if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr) else []
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("refuse", "check_shape", "InputError"):
             passed.append(node)
-        if isinstance(node, ast.If) and all(isinstance(part, ast.Raise) for part in node.body):
-            passed.append(node)
+        if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise):  # with what its message says
+            passed += [node] if len(node.body) == 1 else node.body
         if (
             isinstance(node, ast.keyword)
             and node.arg in ("dim", "strict")
