@@ -139,6 +139,7 @@ class PhotoCorrections(nn.Module):
         self.register_buffer("unit", torch.ones(()))
         self.register_buffer("progress", torch.zeros(()))
         self.n_levels = 0  # of a field that fades them in
+        self.rests = False  # whether cameras learn nothing in this step
         self.shown: int | None = None  # the photo whose look new views have; None: the mean
         self.guest: Tensor | None = None  # (appearance,) a look that is no photo's, in place of both
 
@@ -184,10 +185,14 @@ class PhotoCorrections(nn.Module):
         return turns, (turns * self.arms[:, None, :]).sum(-1) - self.arms + free[:, 3:] * self.unit
 
     def rays(self, rays: Rays) -> Rays:
-        """The rays of the corrected cameras; differentiable to the corrections."""
+        """The rays of the corrected cameras; differentiable to the corrections unless those rest."""
         if not self.config.cameras.learns or rays.camera_indices is None:
             return rays
-        index, origins, directions = rays.camera_indices, rays.origins, rays.directions
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.rests):
+            return self._corrected(rays, rays.camera_indices)
+
+    def _corrected(self, rays: Rays, index: Tensor) -> Rays:
+        origins, directions = rays.origins, rays.directions
         if self.config.cameras.focal:
             axes, there = self.axes.index_select(0, index), (self.progress >= FADE_IN).float()
             focal = self.focal.detach() + there * (self.focal - self.focal.detach())  # learns once all levels are there

@@ -23,6 +23,7 @@ BETA1 = 0.9
 EPS = {"tables": 1e-15, "networks": 1e-8}  # tiny where there are tables: rarely touched entries move at full speed
 MILESTONES, MILESTONE_FACTOR = (0.5, 0.75, 0.9), 0.33  # of the multistep schedule: shares of the run, and the factor
 SAMPLER = "sampler."  # what the names of its parameters begin with
+RESTING = (SAMPLER, "photos.pose", "photos.focal")
 EMA_EVERY = 16  # steps between two updates of the running mean, which costs a pass over all weights
 SWAPPED = 1 << 20  # values that change places at a time
 
@@ -146,7 +147,7 @@ class Optimizer:
         self.good_steps = torch.zeros((), dtype=torch.int32, device=device)
         self.gradient_norm = torch.zeros((), device=device)  # of the last step, times the loss scale
         self.buffers: list[FlatBuffer] = []
-        self.rests = False  # whether the sampler's parameters stay as they are
+        self.rests = False  # whether the parameters of sampler and cameras stay as they are
         self.averages: list[Tensor] = []
         self._gather(model)
 
@@ -213,7 +214,7 @@ class Optimizer:
     @property
     def learning(self) -> list[FlatBuffer]:
         """The buffers that this step updates."""
-        return [buffer for buffer in self.buffers if not (self.rests and buffer.names[0].startswith(SAMPLER))]
+        return [buffer for buffer in self.buffers if not (self.rests and buffer.names[0].startswith(RESTING))]
 
     @property
     def learning_rate(self) -> float:

@@ -20,6 +20,7 @@ from nerfturbo.config import (
     NgpConfig,
     OptimConfig,
     PhotoConfig,
+    ProposalSamplerConfig,
     RenderConfig,
     TrainConfig,
 )
@@ -118,6 +119,24 @@ def test_a_focal_length_that_is_wrong_on_one_axis_is_found_and_test_views_have_i
     without = evaluate(trainer.model, test, with_ssim=False).psnr
     monkeypatch.undo()
     assert evaluate(trainer.model, test, with_ssim=False).psnr > without + 0.3
+
+
+def test_cameras_rest_while_proposals_do() -> None:
+    sampler = ProposalSamplerConfig(n_samples=8, coarse_samples=(16,), anneal_steps=1, levels=3, resolutions=(32,))
+    config = replace(tiny_config(steps=12), sampler=sampler, cameras=CameraConfig(refine=True, focal=True))
+    poses: list[torch.Tensor] = []
+    trainer = Trainer(config, ball_scene())
+    learned = trainer.model.photos
+    assert learned is not None
+    trainer.callbacks.append(lambda *_: poses.append(learned.pose.detach().clone()))
+    with use_backend("reference"):
+        trainer.fit()
+    moved = [step for step in range(1, 12) if not torch.equal(poses[step], poses[step - 1])]
+    assert moved == [step for step in range(1, 12) if trainer.model.sampler.learns(step)] == [5, 10]
+    rays = ball_scene().cameras.image_rays(0)
+    assert learned.rays(rays).directions.requires_grad is not learned.rests
+    learned.rests = not learned.rests
+    assert learned.rays(rays).directions.requires_grad is not learned.rests
 
 
 def train_together(team: Team, folder: str) -> dict[str, Any]:
