@@ -51,7 +51,6 @@ DEPTH_WEIGHT = 0.05
 QUALITY: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("distortion loss", "loss", {"distortion": 1e-3}),
     ("opacity entropy", "loss", {"opacity": 1e-4}),
-    ("sparsity", "loss", {"sparsity": 1e-5}),
     ("decay of hash levels", "optim", {"table_decay": 0.1}),
     ("scale-aware features", "field", {"anti_alias": True}),
     ("thinned samples", "sampler", {"merge_weak_samples": 0.05}),

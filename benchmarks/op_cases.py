@@ -35,7 +35,7 @@ from nerfturbo.ops.positions import ray_aabb, sample_positions
 from nerfturbo.ops.random import Stream, random_bits, random_uniform
 from nerfturbo.ops.voxels import VoxelIndex, VoxelTables, color_width, voxel_density, voxel_lookup
 
-RULE = RayLossRule(distortion=0.01, opacity=0.001, sparsity=1e-4)
+RULE = RayLossRule(distortion=0.01, opacity=0.001)
 RESOLUTION, N_BASIS, ROUNDS, EMPTY = 64, 9, 6, -3.0
 SHAPES = ((64, 32), (16, 64), (64, 32), (64, 64), (3, 64))
 WEIGHTS = dict(zip(NgpWeights._fields, SHAPES, strict=True))

@@ -50,7 +50,7 @@ EDITS = ("recoloured", "moved", "edited")  # each does what the one before does,
 def played_with(split: Split, resolution: int, edit: str = "edited") -> Scene:
     """The toybox, edited: the red ball is teal now, a crayon is gone, the beach ball and the cone stand elsewhere."""
     scene = builtin_scene("toybox", split, resolution=resolution)
-    solids, light = toybox()
+    solids = toybox()
     ball, beach, cone = (solids[index] for index in (RED_BALL, BEACH_BALL, CONE))
     teal = Material(TEAL, highlight=0.9, shininess=90.0, reflection=1.0)
     solids[RED_BALL] = replace(ball, material=teal)
@@ -59,7 +59,7 @@ def played_with(split: Split, resolution: int, edit: str = "edited") -> Scene:
     if edit == "edited":
         solids[CONE] = replace(cone, center=(cone.center[0] - 0.12, cone.center[1] - 0.26, cone.center[2]))
     cameras = scene.cameras
-    tables = pack(solids[:-2], light)
+    tables = pack(solids[:-2])
     pictures = render_views([tables], cameras.camera_to_world.double().numpy(), float(cameras.focal[0, 0]), resolution)
     return replace(scene, name=f"toybox, {edit}", images=ImagePool.from_images(torch.from_numpy(pictures)))
 

@@ -16,9 +16,8 @@ def signed_distance(name: str, points: Tensor, *, time: float = 0.0) -> Tensor:
     """
     if points.dim() != 2 or points.shape[1] != 3 or not points.is_floating_point():
         raise InputError("points", "floats of shape (n, 3)", f"{points.dtype} {tuple(points.shape)}")
-    solids, _ = scene_at(check_name(name), time)
     result = points.new_full((points.shape[0],), float("inf"))
-    for solid in solids:
+    for solid in scene_at(check_name(name), time):
         result = torch.minimum(result, _solid_distance(solid, points))
     return result
 

@@ -363,8 +363,6 @@ class LossConfig(Section):
     """Weight of Mip-NeRF 360's distortion loss (lengths in box diagonals; with proposals, normalised)."""
     opacity: Weight = 0.0
     """Weight of the entropy of each ray's opacity."""
-    sparsity: Weight = 0.0
-    """Weight of log(1 + 2 (density x length)^2), summed along each ray."""
     near_gradient: Weight = 0.0
     """Scale gradients of samples nearer than this many half boxes by (distance / this)^2: against floaters."""
     depth: Weight = 0.0
@@ -495,7 +493,7 @@ KINDS: dict[str, dict[str, type[Any]]] = {
 
 
 # Values that went, and what they were unless somebody chose others: such runs open.
-_GONE = {"rays_per_pixel": 1, "follow": "features"}
+_GONE = {"rays_per_pixel": 1, "follow": "features", "sparsity": 0.0}
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -78,7 +78,14 @@ def number(value: float | None, form: str, unit: str = "") -> str:
 
 
 # Of names, flags and ops: what is not offered any more.
-GONE = ("pixels of four rays", "rays all over the pixel", "pixel-spread", "rays-per-pixel", "voxel_variation")
+GONE = (
+    "sparsity",
+    "pixels of four rays",
+    "rays all over the pixel",
+    "pixel-spread",
+    "rays-per-pixel",
+    "voxel_variation",
+)
 
 
 def offered(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

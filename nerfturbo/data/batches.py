@@ -277,8 +277,7 @@ class PixelSampler:
         whole = self._mask is None and guide is None and self._pool is not None and self._bus is None
         options = {"seed": self.seed, "step": step, "first": first}
         if not whole:
-            asked = {"mask": self._mask, "guide": guide, **options}
-            chosen = ops.choose_pixels(self._offsets, self._widths, n_rays, **asked)
+            chosen = ops.choose_pixels(self._offsets, self._widths, n_rays, mask=self._mask, guide=guide, **options)
         if self._pool is None:
             assert chosen is not None
             batch = self._look_up(chosen, step, n_rays, first)

@@ -68,25 +68,20 @@ def distortion_loss(weights: Tensor, samples: PackedSamples) -> Tensor:
 
 def ray_loss_rule(config: LossConfig, unit: float) -> RayLossRule | None:
     """The regularisers that have a weight, lengths counted in `unit`s; None where none has."""
-    if config.distortion == config.opacity == config.sparsity == 0.0:
+    if config.distortion == config.opacity == 0.0:
         return None
-    return RayLossRule(config.distortion, config.opacity, config.sparsity, unit)
+    return RayLossRule(config.distortion, config.opacity, unit)
 
 
-def weights_loss(
-    weights: Tensor, opacity: Tensor, thickness: Tensor, samples: PackedSamples, rule: RayLossRule
-) -> Tensor:
-    """() what `ops.ray_losses` computes from logits, for fields that give densities: of the samples' weights and
-    thickness (density x length), both (capacity,), and the rays' opacity (n_rays,). The distortion counts in the
-    distances of `samples`."""
+def weights_loss(weights: Tensor, opacity: Tensor, samples: PackedSamples, rule: RayLossRule) -> Tensor:
+    """() what `ops.ray_losses` computes from logits, for fields that give densities: of the samples' weights
+    (capacity,) and the rays' opacity (n_rays,). The distortion counts in the distances of `samples`."""
     values = torch.zeros_like(opacity)
     if rule.distortion:
         values = values + distortion_loss(weights, samples) * (rule.distortion / rule.unit)
     if rule.opacity:
         sure = opacity.clamp(SURE, 1.0 - SURE)
         values = values - rule.opacity * (sure * sure.log() + (1.0 - sure) * torch.log1p(-sure))
-    if rule.sparsity:
-        values = values + rule.sparsity * packed_sum(torch.log1p(2.0 * thickness.square()), samples.offsets)
     return mean_over_rays(values, samples)
 
 

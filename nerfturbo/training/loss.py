@@ -192,8 +192,7 @@ def render_and_compare(
     if rule is not None and seen.logits is not None:
         loss = loss + ray_losses(seen.logits, samples, rule, places=places, gradient_scale=loss_scale)
     elif rule is not None:
-        thickness = density * (samples.t_ends - samples.t_starts)
-        loss = loss + weights_loss(out.weights, out.opacity, thickness, places, rule)
+        loss = loss + weights_loss(out.weights, out.opacity, places, rule)
     return loss, mse
 
 

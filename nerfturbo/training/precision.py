@@ -6,7 +6,7 @@ same for a model and an optimizer of your own, in your own loop."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -50,12 +50,6 @@ def carried_scale(saved: float, *, scaled: bool, rule: ScaleRule | None = None) 
     return saved if saved >= (rule or ScaleRule()).lowest else INITIAL_SCALE
 
 
-class Scheduler(Protocol):
-    """What advances with the steps: torch's learning-rate schedulers have this method."""
-
-    def step(self) -> None: ...
-
-
 @dataclass(frozen=True)
 class PrecisionReport:
     """What happened to one step."""
@@ -90,7 +84,7 @@ class MixedPrecision:
         *,
         precision: PrecisionName = "auto",
         clip_norm: float | None = None,
-        scheduler: Scheduler | None = None,
+        scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
         rule: ScaleRule | None = None,
     ) -> None:
         _check_optimizer(optimizer, scheduler)
@@ -190,7 +184,7 @@ class MixedPrecision:
             tensor.fill_(state[name])
 
 
-def _check_optimizer(optimizer: torch.optim.Optimizer, scheduler: Scheduler | None) -> None:
+def _check_optimizer(optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler | None) -> None:
     hint = ""
     if not hasattr(optimizer, "param_groups"):
         hint = "one optimizer with several parameter groups: a skipped step skips all of them"

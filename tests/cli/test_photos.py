@@ -146,10 +146,6 @@ def test_poses_lie_in_the_cache_and_copies_share_them(tmp_path: Path, cache: Pat
     assert poses_folder(copy) == own and has_poses(copy)
     Image.new("RGB", (64, 48)).save(copy / find_photos(copy)[0].name)
     assert poses_folder(copy) != own and not has_poses(copy)
-    beside = room / "nerfturbo_colmap"  # as earlier versions had it
-    beside.mkdir()
-    (beside / "process.json").write_text("{}")
-    assert poses_folder(room) == beside
 
 
 def test_figures_are_not_taken_for_a_capture(nerfturbo: Nerfturbo, cache: Path) -> None:

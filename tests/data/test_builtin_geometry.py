@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from nerfturbo.data.builtin.scenes import Light, Material, Solid, along, box, capsule, frustum, pack, sphere, torus
+from nerfturbo.data.builtin.scenes import Material, Solid, along, box, capsule, frustum, pack, sphere, torus
 from scene_distance import _solid_distance
 
 geometry = pytest.importorskip("nerfturbo.data.builtin.render", reason="numba is not installed")
@@ -28,7 +28,7 @@ NAMES = ["sphere", "capsule", "box", "frustum", "cylinder", "torus", "thin torus
 
 
 def table(solid: Solid) -> np.ndarray:
-    return pack([solid], Light())[0]
+    return pack([solid])[0]
 
 
 def local(solid: Solid, point: np.ndarray) -> tuple[float, float, float]:
@@ -124,7 +124,7 @@ def test_stacked_solids_do_not_leak_light() -> None:
     two = [box((0.0, 0.0, z), (0.3, 0.3, 0.1), LOOK, rounding=0.001) for z in (1.0, 1.2)]
     side_by_side = [box((x, 0.0, 1.0), (0.3, 0.3, 0.1), LOOK, rounding=0.0005) for x in (-0.3, 0.3)]
     for solids in (two, side_by_side):
-        rows = pack(solids, Light())[0]
+        rows = pack(solids)[0]
         assert geometry.light_visibility(rows, -1, (0.0, 0.0, 0.0, 0.0, 0.0, 1.0), 0.05) < 0.02
 
 

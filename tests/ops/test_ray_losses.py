@@ -19,8 +19,7 @@ from .cases import Target, assert_close, compare, generator, make_samples, poiso
 RULES = {
     "distortion": RayLossRule(distortion=0.3, unit=2.5),
     "opacity": RayLossRule(opacity=0.2),
-    "sparsity": RayLossRule(sparsity=0.1),
-    "all": RayLossRule(0.3, 0.2, 0.1, unit=0.7),
+    "all": RayLossRule(0.3, 0.2, unit=0.7),
 }
 
 
@@ -50,7 +49,6 @@ def _by_hand(raw: Tensor, samples: PackedSamples, rule: RayLossRule, places: Pac
         opacity = weights.sum().clamp(SURE, 1.0 - SURE)
         total = total + rule.distortion / rule.unit * (pairs + (weights.square() * lengths).sum() / 3.0)
         total = total - rule.opacity * (opacity * opacity.log() + (1.0 - opacity) * (1.0 - opacity).log())
-        total = total + rule.sparsity * torch.log(1.0 + 2.0 * tau.square()).sum()
     return total / max(kept, 1)
 
 
@@ -153,7 +151,7 @@ def test_no_samples(target: Target, n_rays: int, capacity: int, poisoned_empty: 
         samples = PackedSamples(zeros, zeros, zeros.int(), offsets, kept)
         raw = torch.full((capacity, 4), float("nan"), device=target.device, requires_grad=True)
         with use_backend(target.backend):
-            loss = ray_losses(raw, samples, RayLossRule(distortion=1.0, sparsity=1.0))
+            loss = ray_losses(raw, samples, RayLossRule(distortion=1.0))
         assert loss.item() == 0.0
         (grad,) = torch.autograd.grad(loss, raw)
         assert not grad.any()
@@ -178,9 +176,8 @@ def test_of_weights_as_of_logits():
     raw = torch.nan_to_num(_logits(samples)).clamp(max=5.0)
     density = torch.exp(raw[:, 3])
     out = composite(density, torch.sigmoid(raw[:, :3]), samples)
-    thickness = density * (samples.t_ends - samples.t_starts)
     for rule in RULES.values():
-        value = weights_loss(out.weights, out.opacity, thickness, samples, rule)
+        value = weights_loss(out.weights, out.opacity, samples, rule)
         assert_close("loss", value, ray_losses(raw, samples, rule))
     assert_close(
         "distortion", distortion_loss(out.weights, samples)[:15].mean(), ray_losses(raw, samples, RayLossRule(1))

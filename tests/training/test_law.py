@@ -105,7 +105,6 @@ CHANGES: dict[str, Any] = {
     "loss.kind": "mse",
     "loss.distortion": 0.1,
     "loss.opacity": 0.1,
-    "loss.sparsity": 0.1,
     "loss.near_gradient": 3.0,
     "loss.depth": 0.5,
     "optim.lr": 2e-2,

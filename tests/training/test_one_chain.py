@@ -43,7 +43,7 @@ def test_near_gradients_count_for_every_field(field: str) -> None:
 
 def test_losses_are_the_same_with_and_without_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Activations, compositing and losses in one op, or one after another."""
-    losses = LossConfig(distortion=0.3, sparsity=0.5, opacity=0.2)
+    losses = LossConfig(distortion=0.3, opacity=0.5)
     config, found = replace(tiny_config(), field=FIELDS["ngp"], loss=losses), []
     for hidden in ("", "sample_logits"):
         monkeypatch.setattr(loss_module, "offers", lambda x, name, hidden=hidden: name != hidden and offers(x, name))

@@ -75,9 +75,9 @@ def test_regularisers_add_their_own_value(draw: str, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(chain, "ray_losses", watched)
     _, plain = one_loss(config)
-    made, more = one_loss(replace(config, loss=LossConfig(distortion=0.1, opacity=0.2, sparsity=0.3)))
+    made, more = one_loss(replace(config, loss=LossConfig(distortion=0.1, opacity=0.2)))
     rule, value = rules[0]
-    assert rule == RayLossRule(0.1, 0.2, 0.3, made.model.bounds.aabb.diagonal) and value > 0.0
+    assert rule == RayLossRule(0.1, 0.2, made.model.bounds.aabb.diagonal) and value > 0.0
     assert float(more.loss.detach()) == pytest.approx(float(plain.loss.detach()) + value, rel=1e-5)
     assert float(more.mse) == pytest.approx(float(plain.mse), rel=1e-5)
 
@@ -86,7 +86,7 @@ def test_any_field_is_regularised() -> None:
     field = VanillaConfig(width=16, depth=2)
     config = replace(tiny_config(steps=2), field=field)
     _, plain = one_loss(config)
-    made, more = one_loss(replace(config, loss=LossConfig(distortion=0.1, opacity=0.1, sparsity=0.1)))
+    made, more = one_loss(replace(config, loss=LossConfig(distortion=0.1, opacity=0.1)))
     assert more.loss > plain.loss
     more.loss.backward()
     assert all(parameter.grad is not None for parameter in made.model.parameters())

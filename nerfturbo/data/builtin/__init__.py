@@ -156,5 +156,5 @@ def _render(name: str, cameras: Cameras) -> np.ndarray:
 def _tables(name: str, cameras: Cameras) -> list[Tables]:
     """The packed scene: one for all views, or one for each where it moves."""
     if name not in MOVING or cameras.times is None:
-        return [pack(*scene_at(name))]
-    return [pack(*scene_at(name, time)) for time in cameras.times.tolist()]
+        return [pack(scene_at(name))]
+    return [pack(scene_at(name, time)) for time in cameras.times.tolist()]

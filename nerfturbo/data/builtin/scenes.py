@@ -45,18 +45,10 @@ class Solid:
     rotation: Matrix = IDENTITY
 
 
-@dataclass(frozen=True)
-class Light:
-    """A round key light that casts shadows, a fill panel that does not, and a sky over a floor."""
-
-    key: Vector = (0.42, -0.50, 0.76)
-    spread: float = 0.10
-    fill: Vector = (-0.80, -0.25, 0.45)
-
-
-# Red, green and blue of the key light, the fill panel, the sky and the floor.
+# A round key light that casts shadows, a fill panel that does not, and a sky over a floor: where the first two stand,
+# and red, green and blue of all four.
+KEY_LIGHT, KEY_SPREAD, FILL_LIGHT = (0.42, -0.50, 0.76), 0.10, (-0.80, -0.25, 0.45)
 LIGHT_COLORS = (1.42, 1.33, 1.18, 0.22, 0.27, 0.36, 0.42, 0.46, 0.54, 0.26, 0.22, 0.19)
-Content = tuple[list[Solid], Light]
 
 
 def turn_z(degrees: float) -> Matrix:
@@ -112,7 +104,7 @@ def linear(color: str) -> list[float]:
     return [(int(color[k : k + 2], 16) / 255.0) ** 2 for k in (1, 3, 5)]
 
 
-def pack(solids: Sequence[Solid], light: Light) -> Tables:
+def pack(solids: Sequence[Solid]) -> Tables:
     """(solids (n, 19), materials (m, 17), light (19,)), float64; the columns are listed in the kernels' files."""
     materials = list(dict.fromkeys(solid.material for solid in solids))
     rows = [
@@ -124,8 +116,8 @@ def pack(solids: Sequence[Solid], light: Light) -> Tables:
         + [m.highlight, m.shininess, m.reflection]
         for m in materials
     ]
-    key, fill = (np.asarray(v) / np.linalg.norm(v) for v in (light.key, light.fill))
-    return np.array(rows, float), np.array(looks, float), np.array([*key, light.spread, *fill, *LIGHT_COLORS], float)
+    key, fill = (np.asarray(v) / np.linalg.norm(v) for v in (KEY_LIGHT, FILL_LIGHT))
+    return np.array(rows, float), np.array(looks, float), np.array([*key, KEY_SPREAD, *fill, *LIGHT_COLORS], float)
 
 
 CREAM, INK, CORAL, MUSTARD, TEAL, SAGE = "#f0e2ca", "#1d2a44", "#dd4b32", "#e8a628", "#17747c", "#8fae8b"
@@ -133,7 +125,7 @@ BRASS = Material("#c99a3f", highlight=0.9, shininess=60.0, reflection=1.0)
 OAK = Material("#c58a52", "#8a5a30", pattern=WOOD, parameters=(0.07, 0.0), highlight=0.1)
 
 
-def seesaw(time: float) -> Content:
+def seesaw(time: float) -> list[Solid]:
     """A seesaw tips over, a ball rolls past it, and a crane turns its arm: some parts stand, some move."""
     floor = -0.62
     table = Material(INK, highlight=0.25, shininess=40.0, reflection=0.5)
@@ -144,7 +136,7 @@ def seesaw(time: float) -> Content:
         *_seesaw((0.0, 0.42, floor), 17.0 * math.cos(math.pi * time)),
         *_rolling((0.0, -0.55, floor), time),
         *_crane((0.78, -0.35, floor), 205.0 - 85.0 * time),
-    ], Light()
+    ]
 
 
 def _seesaw(base: Vector, degrees: float) -> list[Solid]:
@@ -189,7 +181,7 @@ def _crane(base: Vector, degrees: float) -> list[Solid]:
     ]
 
 
-def armillary() -> Content:
+def armillary() -> list[Solid]:
     """The hard one: a finely drawn globe inside thin brass rings, over a floor of small tiles."""
     center: Vector = (0.0, 0.0, 0.33)
     colors = ("#2f5d7c", "#c9b27c", "#efe6d0")
@@ -222,10 +214,10 @@ def armillary() -> Content:
         c, s = math.cos(angle), math.sin(angle)
         solids.append(capsule((0.74 * c, 0.74 * s, -0.69), (0.98 * c, 0.98 * s, center[2]), 0.014, BRASS))
         solids.append(sphere((0.98 * c, 0.98 * s, center[2] + 0.045), 0.04, BRASS))
-    return solids, Light()
+    return solids
 
 
-def toybox() -> Content:
+def toybox() -> list[Solid]:
     """The default: toys on a round play table; letters, stripes and squares, one very glossy ball."""
     floor = -0.34
     table = Material(INK, highlight=0.25, shininess=40.0, reflection=0.5)
@@ -246,7 +238,7 @@ def toybox() -> Content:
         *_crayon((0.22, 0.86, floor), 200.0, TEAL),
         *_crayon((0.02, 0.97, floor), 188.0, CORAL),
         *_crayon((-0.50, -0.86, floor), -20.0, MUSTARD),
-    ], Light()
+    ]
 
 
 def _ring_stack(base: Vector) -> list[Solid]:
@@ -280,8 +272,8 @@ def _crayon(tip: Vector, turn: float, color: str) -> list[Solid]:
     ]
 
 
-STILL: dict[str, Callable[[], Content]] = {"toybox": toybox, "armillary": armillary}
-MOVING: dict[str, Callable[[float], Content]] = {"seesaw": seesaw}
+STILL: dict[str, Callable[[], list[Solid]]] = {"toybox": toybox, "armillary": armillary}
+MOVING: dict[str, Callable[[float], list[Solid]]] = {"seesaw": seesaw}
 NAMES = (*STILL, *MOVING)
 
 
@@ -293,6 +285,6 @@ def check_name(name: str) -> str:
     return name
 
 
-def scene_at(name: str, time: float = 0.0) -> Content:
+def scene_at(name: str, time: float = 0.0) -> list[Solid]:
     """What a scene shows at a time from 0 to 1; most stand still."""
     return MOVING[name](time) if name in MOVING else STILL[name]()

@@ -9,10 +9,7 @@ A stage writes beside its place and is renamed at its end: what exists is whole.
 is not repeated; matching, the longest, goes on where it stopped.
 
 Photos and videos as scenes are loaded from such a folder in the cache (NERFTURBO_CACHE, else the platform's), under
-colmap/. Nothing is written beside the photos; folders that earlier versions made there are still used:
-
-    photos/       -> photos/nerfturbo_colmap/
-    walk.mp4      -> walk_nerfturbo_colmap/
+colmap/. Nothing is written beside the photos.
 """
 
 import contextlib
@@ -41,7 +38,7 @@ from . import video
 from .photos import Photo, copy_photos, find_photos, is_video, photo_sizes, require_photos
 from .sfm import OVERLAP, PAIRS, Extraction, Matcher, Tool, Verdict, judge, largest_model, model_jumps, open_tool, query
 
-NAME, STATE_FILE = "nerfturbo_colmap", "process.json"
+STATE_FILE = "process.json"
 EXHAUSTIVE_PHOTOS = 120  # 7,140 pairs; beyond, the order of names says who is near whom
 EXHAUSTIVE_FRAMES = 40
 RICH_LENS_PICTURES = 20  # of one camera: enough to find eight numbers of a lens instead of four
@@ -358,9 +355,6 @@ def is_unposed(source: Path) -> bool:
 def poses_folder(source: Path) -> Path:
     """Where the scene made of these photos is, or will be: in the cache, where the same photos may be already."""
     source = source.resolve()
-    beside = source / NAME if source.is_dir() else source.with_name(f"{source.stem}_{NAME}")
-    if (beside / STATE_FILE).is_file():
-        return beside
     try:
         cache = cache_folder() / "colmap"
     except RuntimeError:  # no home folder

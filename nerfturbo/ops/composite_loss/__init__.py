@@ -8,15 +8,13 @@
 A target of four channels has straight alpha: its colour is put over the same background first. Rays from `n_rays_kept`
 on count on neither side of the fraction. The exponential's derivative is its clamped self, not zero past the clamp.
 
-`ray_losses` are regularisers of a ray's weights, whatever its colour, with tau_i = density_i * length_i:
+`ray_losses` are regularisers of a ray's weights, whatever its colour:
 
     distortion = (sum_ij w_i w_j |m_i - m_j| + 1/3 sum_i w_i^2 length_i) / unit          m: middles
     opacity    = -O log O - (1 - O) log(1 - O),   O = sum_i w_i kept 1e-4 away from 0 and 1
-    sparsity   = sum_i log(1 + 2 tau_i^2)
-    loss       = mean over the trained rays of the three, each times its weight
+    loss       = mean over the trained rays of both, each times its weight
 
-The distortion (Mip-NeRF 360) pulls a ray's light together, the opacity's entropy makes a ray see something or nothing,
-the sparsity (a Cauchy prior) removes thin fog.
+The distortion (Mip-NeRF 360) pulls a ray's light together, the opacity's entropy makes a ray see something or nothing.
 
 Both come out of one launch with the gradient to the logits; the backward multiplies it by what arrives.
 """
@@ -94,15 +92,14 @@ SURE = 1e-4  # opacities nearer than this to 0 or 1 are left alone
 
 @dataclass(frozen=True)
 class RayLossRule:
-    """The weights of the three terms, and the length in which distances count."""
+    """The weights of both terms, and the length in which distances count."""
 
     distortion: float = 0.0
     opacity: float = 0.0
-    sparsity: float = 0.0
     unit: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("distortion", "opacity", "sparsity"):
+        for name in ("distortion", "opacity"):
             check_positive(name, getattr(self, name), zero=True)
         check_positive("unit", self.unit)
 

@@ -146,15 +146,15 @@ def composite_loss(raw, samples, background, target, *, rule, gradient_scale) ->
     return _CompositeLoss.apply(raw, samples, background.detach(), target.detach(), rule)
 
 
-TWO, FOUR, THIRD = np.float32(2.0), np.float32(4.0), np.float32(1.0 / 3.0)
+TWO, THIRD = np.float32(2.0), np.float32(1.0 / 3.0)
 LOW, HIGH = np.float32(SURE), np.float32(1.0 - SURE)
 
 
 @jit(inner=True)
-def _walk(begin, end, starts, ends, left, right, logits, sparsity, scratch):
+def _walk(begin, end, starts, ends, left, right, logits, scratch):
     """Weight, T (1 - alpha) (-1: no weight), tau, middle between `left` and `right`, and the sums of w and w m before
-    sample k, as rows of `scratch`; returns the ray's sums: w, w m, distortion times unit, sparsity."""
-    through, total, moment, spread, fog = ONE, ZERO, ZERO, ZERO, ZERO
+    sample k, as rows of `scratch`; returns the ray's sums: w, distortion times unit."""
+    through, total, moment, spread = ONE, ZERO, ZERO, ZERO
     for k in range(end - begin):
         i = begin + k
         tau = _density(logits[i]) * (ends[i] - starts[i])
@@ -170,15 +170,13 @@ def _walk(begin, end, starts, ends, left, right, logits, sparsity, scratch):
         spread += TWO * weight * (middle * total - moment) + weight * weight * (right[i] - left[i]) * THIRD
         total += weight
         moment += weight * middle
-        if sparsity > ZERO:
-            fog += np.float32(math.log1p(TWO * tau * tau))
-    return total, moment, spread, fog
+    return total, spread
 
 
 @jit()
 def _losses_forward(first, last, offsets, starts, ends, left, right, logits, n_kept, weights, share, losses, grad):
-    """weights: of distortion over unit, opacity, sparsity. grad (n,) is written unless it is empty."""
-    distortion, entropy, sparsity = weights[0], weights[1], weights[2]
+    """weights: of distortion over unit, opacity. grad (n,) is written unless it is empty."""
+    distortion, entropy = weights[0], weights[1]
     longest = 0
     for ray in range(first, last):
         longest = max(longest, offsets[ray + 1] - offsets[ray])
@@ -190,11 +188,11 @@ def _losses_forward(first, last, offsets, starts, ends, left, right, logits, n_k
             if grad.shape[0]:
                 grad[begin:end] = ZERO
             continue
-        total, _, spread, fog = _walk(begin, end, starts, ends, left, right, logits, sparsity, scratch)
+        total, spread = _walk(begin, end, starts, ends, left, right, logits, scratch)
         opacity = min(max(total, LOW), HIGH)
         rest = np.float32(math.log1p(-opacity))
         solid = np.float32(math.log(opacity))
-        losses[ray] = distortion * spread + sparsity * fog - entropy * (opacity * solid + (ONE - opacity) * rest)
+        losses[ray] = distortion * spread - entropy * (opacity * solid + (ONE - opacity) * rest)
         if grad.shape[0] == 0:
             continue
         rise = entropy * (rest - solid) if LOW < total < HIGH else ZERO
@@ -207,8 +205,7 @@ def _losses_forward(first, last, offsets, starts, ends, left, right, logits, n_k
             weight, tau, middle = scratch[0, k], scratch[2, k], scratch[3, k]
             far = middle * scratch[4, k] - scratch[5, k] + after_moment - middle * after
             g = TWO * distortion * (far + weight * (right[i] - left[i]) * THIRD) + rise
-            slope = scratch[1, k] * g - later + FOUR * sparsity * tau / (ONE + TWO * tau * tau)
-            grad[i] = share * tau * slope
+            grad[i] = share * tau * (scratch[1, k] * g - later)
             later += weight * g
             after += weight
             after_moment += weight * middle
@@ -222,7 +219,7 @@ class _RayLosses(Node):
         grad = torch.empty(samples.capacity if ctx.needs_input_grad[0] else 0)
         grad[used:] = 0.0
         losses = np.empty(n_rays)
-        weights = np.array([rule.distortion / rule.unit, rule.opacity, rule.sparsity], np.float32)
+        weights = np.array([rule.distortion / rule.unit, rule.opacity], np.float32)
         settings = (as_float32("raw", raw[:, 3]), kept, weights, np.float32(share))
         intervals = (*_intervals(samples), *_intervals(places)[1:])
         launch(_losses_forward, n_rays, CHUNK, *intervals, *settings, losses, grad)

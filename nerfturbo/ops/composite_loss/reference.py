@@ -56,7 +56,6 @@ def ray_losses(
     opacity = packed_sum(weights, offsets).clamp(SURE, 1.0 - SURE)
     entropy = -opacity * opacity.log() - (1.0 - opacity) * torch.log1p(-opacity)
     values = (rule.distortion / rule.unit) * packed_sum(spread, offsets)
-    values = values + rule.sparsity * packed_sum(torch.log1p(2.0 * optical.square()), offsets)
     if rule.opacity:
         values = values + rule.opacity * entropy
     return mean_over_rays(values, samples)

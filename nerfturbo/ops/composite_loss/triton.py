@@ -279,10 +279,10 @@ def _ray_sums(
     p_logits, edges, start, count, longest, origin, stride,
     RAYS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Sums along each ray of a tile: weights, weights times distance, distortion, sparsity; and the greatest distance
-    and length."""
+    """Sums along each ray of a tile: weights, weights times distance, distortion; and the greatest distance and
+    length."""
     total = tl.zeros([RAYS], tl.float32)
-    moment, spread, fog, reach = total, total, total, total
+    moment, spread, reach = total, total, total
     through = tl.full([RAYS, STEPS], 1.0, tl.float32)
     for k in range(0, longest, STEPS):
         row, m = gpu.tile_rows(start, count, k, STEPS)
@@ -291,19 +291,18 @@ def _ray_sums(
         b_total = total[:, None] + tl.cumsum(weight, 1)
         b_moment = moment[:, None] + tl.cumsum(weight * middle, 1)
         spread += tl.sum(2.0 * weight * (middle * b_total - b_moment) + weight * weight * length * (1.0 / 3.0), 1)
-        fog += tl.sum(tl.log(1.0 + 2.0 * tl.where(lit, optical * optical, 0.0)), 1)
         reach = tl.maximum(reach, tl.max(middle + length, 1))
         total += tl.sum(weight, 1)
         moment += tl.sum(weight * middle, 1)
-    return total, moment, spread, fog, reach
+    return total, moment, spread, reach
 
 
 @triton.jit
 def _write_density_gradient(
-    p_logits, edges, p_grad, start, count, longest, origin, total, moment, whole, largest, rise, near, thin,
+    p_logits, edges, p_grad, start, count, longest, origin, total, moment, whole, largest, rise, near,
     strides, RAYS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """The second walk. `near`, `rise` and `thin` are what each ray's distortion, opacity and sparsity count, `whole`
+    """The second walk. `near` and `rise` are what each ray's distortion and opacity count, `whole`
     the sum of w dL/dw along it and `largest` a bound of |dL/dw|."""
     a_seen = tl.zeros([RAYS], tl.float32)
     b_seen, seen = a_seen, a_seen
@@ -320,8 +319,7 @@ def _write_density_gradient(
         bound = through * largest[:, None]  # what lies behind is a difference of sums: see composite_loss
         behind = tl.minimum(tl.maximum((whole - seen)[:, None], -bound), bound)
         later = behind + gpu.sum_after(weight * g, RAYS, STEPS)
-        fog = 4.0 * thin[:, None] * optical / (1.0 + 2.0 * optical * optical)
-        slope = before * passed * g - later + fog
+        slope = before * passed * g - later
         tl.store(p_grad + row.to(tl.int64) * strides[1], tl.where(lit, optical * slope, 0.0), mask=m)
         a_seen += tl.sum(weight, 1)
         b_seen += tl.sum(weight * middle, 1)
@@ -332,8 +330,8 @@ def _rays_kernel(
     p_logits, p_starts, p_ends, p_left, p_right, p_offsets, p_kept, p_scale, p_parts, p_grad, n_rays, ray_programs,
     strides, weights, RAYS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """The distortion counts in the places from p_left to p_right. `weights` of distortion over unit, opacity and
-    sparsity; p_parts (programs,): of the loss."""
+    """The distortion counts in the places from p_left to p_right. `weights` of distortion over unit and
+    opacity; p_parts (programs,): of the loss."""
     edges = (p_starts, p_ends, p_left, p_right)
     n_trained = gpu.used_rows(p_kept, n_rays)
     share = 1.0 / tl.maximum(n_trained, 1).to(tl.float32)
@@ -347,22 +345,22 @@ def _rays_kernel(
         m_first = count > 0
         origin = tl.load(p_left + start, mask=m_first, other=0.0) + tl.load(p_right + start, mask=m_first, other=0.0)
         origin *= 0.5
-        total, moment, spread, fog, reach = _ray_sums(
+        total, moment, spread, reach = _ray_sums(
             p_logits, edges, start, count, longest, origin, strides[0], RAYS, STEPS
         )
         trained = m_ray & (i_ray < n_trained)
         opacity = tl.minimum(tl.maximum(total, LOW), HIGH)
         solid, rest = tl.log(opacity), tl.log(1.0 - opacity)
         entropy = -opacity * solid - (1.0 - opacity) * rest
-        b_loss += tl.where(trained, weights[0] * spread + weights[1] * entropy + weights[2] * fog, 0.0)
+        b_loss += tl.where(trained, weights[0] * spread + weights[1] * entropy, 0.0)
         if p_grad is not None:
             counted = tl.where(trained, scale, 0.0)
-            near, thin = counted * weights[0], counted * weights[2]
+            near = counted * weights[0]
             rise = tl.where((total > LOW) & (total < HIGH), counted * weights[1] * (rest - solid), 0.0)
             whole = 2.0 * near * spread + rise * total
             _write_density_gradient(
                 p_logits, edges, p_grad, start, count, longest, origin, total, moment, whole,
-                2.0 * near * reach + tl.abs(rise), rise, near, thin, strides, RAYS, STEPS,
+                2.0 * near * reach + tl.abs(rise), rise, near, strides, RAYS, STEPS,
             )  # fmt: skip
     tl.store(p_parts + tl.program_id(0), tl.sum(b_loss, 0) * share)
 
@@ -381,7 +379,7 @@ class _RayLosses(Node):
                 p_right=places.t_ends, p_offsets=samples.offsets,
                 p_kept=samples.n_rays_kept, p_scale=scale, p_parts=parts, p_grad=None if grad is None else grad[:, 3],
                 n_rays=n_rays, ray_programs=programs, strides=(raw.stride(0), 0 if grad is None else grad.stride(0)),
-                weights=(rule.distortion / rule.unit, rule.opacity, rule.sparsity), **tile, num_warps=1,
+                weights=(rule.distortion / rule.unit, rule.opacity), **tile, num_warps=1,
             )  # fmt: skip
         _sum_kernel[(1,)](parts, loss, None, programs, BLOCK=SUM_BLOCK, num_warps=8)
         ctx.save_for_backward(grad, scale)

@@ -26,7 +26,6 @@ from .._checks import check_device, check_dtype, check_shape, check_tensor, refu
 from .._dispatch import implementation
 
 WORD = 64  # pixels per word of a mask
-MAX_TOTAL = 1 << 38  # of a guide's shares: 24 bits of the draw times this stay within an int64
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class PixelMask:
 class PixelGuide:
     """Tiles of the pictures and how often each is drawn. `ends` may change in place between draws."""
 
-    ends: Tensor  # (n_tiles,) int64, shares summed up to and with each tile; the last is the total, < MAX_TOTAL
+    ends: Tensor  # (n_tiles,) int64, shares summed up to and with each tile; the last, their total, is below 2^38
     first_tiles: Tensor  # (n_images + 1,) int64, first tile of each picture; row-major within it
     tile: int  # side of a tile in pixels; tiles at the right and lower edges are smaller
     n_drawable: int  # pixels of the pool that may be drawn

@@ -23,7 +23,6 @@ class Stream(IntEnum):
     GRID_TIMES = 5
     TIMES = 6
     IMPORTANCE = 7
-    VIEWS = 8
     KEYPOINTS = 12
     REFINEMENT = 16
     THINNING = 20
