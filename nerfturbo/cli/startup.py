@@ -129,7 +129,9 @@ def warm_up(config: Config, scene: Scene, device: str, display: Display, helper:
     if backend == "cpu":
         module = importlib.import_module(CPU_KERNELS)
         cached = module.is_cached()
-        display.phase("loading CPU kernels" if cached else "compiling CPU kernels (first run only)")
+        display.phase(
+            "loading CPU kernels" if cached else "compiling CPU kernels (first run only, about 40 s on two cores)"
+        )
 
         def report(name: str) -> None:
             if not cached:
