@@ -102,13 +102,13 @@ NEAR = {name: f"{tests} {MORE[name]}" if name in MORE else tests for name, tests
 NEAR |= {name.replace("reference", "cpu"): tests for name, tests in NEAR.items() if name.startswith("ops/")}
 TRITON = ("adam", "composite", "hash_encode", "march", "packed", "mlp")
 KERNELS = {
-    "mlp": "kernels/test_fused_mlp.py kernels/test_wide_mlp.py",
+    "mlp": "kernels/test_fused_mlp.py kernels/test_wide_mlp.py ops/test_fused_mlp.py",
     "hash_encode": "kernels/test_hash_encode.py ops/test_hash_encode.py ops/test_fade_levels.py",
     "march": "kernels/test_march.py ops/test_march.py",
     "composite": "kernels/test_composite.py ops/test_composite.py ops/test_merge_weak_samples.py",
 }
 NEAR |= {f"ops/{name}/triton.py": KERNELS.get(name, f"kernels/test_{name}.py ops/test_{name}.py") for name in TRITON}
-NEAR["ops/adam/triton.py"] = "kernels/test_adam.py"
+NEAR["ops/adam/triton.py"] = "kernels/test_adam.py ops/test_step_state.py"
 EXAMPLES = "test_doctests.py::test_docstring_examples[nerfturbo.{}]"
 for name in NEAR:
     if ">>> " in (REPOSITORY / "nerfturbo" / name).read_text(encoding="utf-8"):

@@ -76,6 +76,17 @@ def test_matches_reference(
     compare(run("triton", *case, **options), run("reference", *case, **options), 2e-5)
 
 
+def test_weights_learn_where_inputs_do_not(kernel_device: torch.device) -> None:
+    inputs, weights, biases = make(7, (20, 20, 5), 1, 70, kernel_device)
+    both = run("triton", inputs, weights, biases, skip=1)
+    leaves = [weight.requires_grad_() for weight in weights]
+    with use_backend("triton"):
+        out = wide_mlp(inputs, leaves, biases, skip=1)
+        grads = torch.autograd.grad(out, leaves, torch.randn(out.shape, generator=generator(2)).to(out))
+    for index, grad in enumerate(grads):
+        assert_close(f"weights[{index}]", grad, both[f"weights[{index}]"])
+
+
 @pytest.mark.usefixtures("deterministic", "poisoned_empty")
 def test_deterministic_mode_and_unused_rows(kernel_device: torch.device) -> None:
     inputs, weights, biases = make(7, (20, 20, 5), 1, 70, kernel_device)
