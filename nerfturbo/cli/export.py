@@ -136,6 +136,58 @@ def points(argv: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True)
+class SplatsArgs(BoxArgs):
+    """Write 3D Gaussians for splat viewers: .ply with spherical harmonics, .splat with one colour each, or a page that
+    shows these (.html)."""
+
+    splats: Number = 200_000  # How many splats, at most; no finer than the pixels of training need.
+    tune_seconds: Annotated[float, arg(metavar="S")] = 60.0  # Fine-tune for so long; 0 leaves it out.
+    eval_views: Count = None  # Compare so many test views; unless given, 10 on a GPU, fewer large ones on a CPU.
+
+
+def splats(argv: Sequence[str]) -> int:
+    args = parse(SplatsArgs, argv, "export splats")
+    check_ending(args.out, ".ply", ".splat", ".html")
+    check_within("--splats", args.splats, 1, 1 << 24)
+    check_within("--tune-seconds", args.tune_seconds, 0, 3600)
+    check_within("--eval-views", args.eval_views, 0)
+    return _export(args, lambda opened, display: _splats(args, opened, display), room=248 * args.splats)
+
+
+def _splats(args: SplatsArgs, opened: OpenRun, display: Display) -> Made:
+    from ..export.splats.files import splat_bytes, write_splats
+    from ..export.splats.make import as_pinholes, picture, refine, seed, teacher_of
+    from ..export.web.page import splat_page
+    from ..files import write_atomically
+
+    model, (train, test), chosen = opened.model, _plain_scenes(opened, display), _chosen_box(args, opened, display)
+    if chosen is not None:
+        model.crop(chosen[0], what=chosen[1])
+    cameras, plain = as_pinholes(train.cameras), chosen is None and test.cameras.model == "pinhole"
+    display.phase("placing splats on surfaces")
+    made = seed(model, cameras, args.splats, progress=display.update)
+    display.phase("fine-tuning")
+    teacher = teacher_of(model, train, cameras, cropped=chosen is not None)
+    made, steps = refine(made, cameras, teacher, seconds=args.tune_seconds, progress=display.update)
+    test = replace(test, cameras=as_pinholes(test.cameras))
+    test, views, aligned = _test_views(args.eval_views, opened, test, display)
+    found = None
+    if views:
+        from ..export.compare import compare
+
+        display.phase("comparing with the field and with the test photos")
+        shown = {"time": 0.0, "photos": plain, "views": views}
+        found = asdict(compare(model, test, picture(made), **shown, progress=display.update))
+    display.phase("writing")
+    if args.out.suffix.lower() == ".html":
+        write_atomically(args.out, splat_page(splat_bytes(made), model.bounds.aabb, train.cameras, train.name))
+    else:
+        write_splats(args.out, made, train.to_original)
+    document = {"splats": len(made), "tune_steps": steps, "poses_aligned": aligned, "score": found}
+    return document, [f"{len(made)} splats", *([] if found is None else [_said_score(found)])]
+
+
+@dataclass(frozen=True)
 class GridArgs(ExportArgs):
     """Write the occupancy grid (.npz): occupied, density, low, high, to_original."""
 
@@ -253,7 +305,7 @@ def web(argv: Sequence[str]) -> int:
 
 
 def _bake(args: WebArgs, opened: OpenRun, display: Display) -> Made:
-    from ..export.web.bake import BakeSettings, bake, score, views_to_score
+    from ..export.web.bake import BakeSettings, bake, score
     from ..export.web.page import PageFacts, room_for_data, write_page
 
     model, (train, test), chosen = opened.model, opened.views(display), _chosen_box(args, opened, display)
@@ -266,18 +318,12 @@ def _bake(args: WebArgs, opened: OpenRun, display: Display) -> Made:
     settings = BakeSettings(budget, growth, time=moment, **tuning)
     result = bake(model, train.cameras, settings, say=display.phase, progress=display.update)
     seconds = time.perf_counter() - started
-    views = args.eval_views
-    if views is None:
-        test, views = views_to_score(test, model.device)
-    found, aligned = None, 0
+    test, views, aligned = _test_views(args.eval_views, opened, test, display)
+    found = None
     if views:
-        if model.config.cameras.refine:  # then the scene stands a little beside the test views' own poses
-            aligned = ALIGN_STEPS.get(model.device.type, ALIGN_STEPS["cuda"])
-            test = opened.align(test, aligned, display)
         display.phase("comparing with the field and with the test photos")
-        found = score(model, result.baked, test, views=views, time=moment, progress=display.update)
-        if chosen is not None:  # photos show what the crop leaves out
-            found = replace(found, against_photos=None, field_against_photos=None)
+        shown = {"time": moment, "photos": chosen is None}  # photos show what a crop leaves out
+        found = score(model, result.baked, test, views=views, **shown, progress=display.update)
     display.phase("writing")
     facts = PageFacts(args.name or train.name, found, seconds)
     size = write_page(args.out, result, train.cameras, facts, split=args.split)
@@ -294,16 +340,34 @@ def _bake(args: WebArgs, opened: OpenRun, display: Display) -> Made:
     return document, _say_page(document, split=args.split)
 
 
+def _test_views(views: int | None, opened: OpenRun, test: Scene, display: Display) -> tuple[Scene, int, int]:
+    """The views to compare, how many of them, and by how many steps their poses were fitted: where those of training
+    were refined, the scene stands a little beside the test views' own."""
+    from ..export.compare import views_to_score
+
+    steps, device = 0, opened.model.device
+    if views is None:
+        test, views = views_to_score(test, device)
+    if views and opened.config.cameras.refine:
+        steps = ALIGN_STEPS.get(device.type, ALIGN_STEPS["cuda"])
+        test = opened.align(test, steps, display)
+    return test, views, steps
+
+
+def _said_score(found: dict[str, Any]) -> str:
+    words = [f"{found['against_field']:.2f} dB against the field's own render"]
+    if found["against_photos"] is not None:
+        field = f"the field: {found['field_against_photos']:.2f}"
+        words += [f"{found['against_photos']:.2f} dB against the photos ({field})"]
+    return f"  {', '.join(words)}; {found['views']} test views"
+
+
 def _say_page(made: dict[str, Any], *, split: bool) -> list[str]:
     x, y, z = made["cells"]
     levels = f" on {made['levels']} levels" if made["levels"] > 1 else ""
     lines = [f"{x} x {y} x {z} cells{levels}, {made['blocks']} blocks, {made['features']} features"]
     if (found := made["score"]) is not None:
-        words = [f"{found['against_field']:.2f} dB against the field's own render"]
-        if found["against_photos"] is not None:
-            field = f"the field: {found['field_against_photos']:.2f}"
-            words += [f"{found['against_photos']:.2f} dB against the photos ({field})"]
-        lines += [f"  {', '.join(words)}; {found['views']} test views"]
+        lines += [_said_score(found)]
         cost = f"{found['steps_per_pixel']:.1f} steps and {found['fetches_per_pixel']:.1f} texture fetches"
         lines += [f"  a pixel of them takes {cost}"]
     return [*lines, "  serve the folder, say by python -m http.server" if split else "  open it in a browser"]
