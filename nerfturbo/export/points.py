@@ -11,13 +11,13 @@ from torch import Tensor
 from ..data.cameras import Cameras, transform_points
 from ..data.images import to_bytes
 from ..data.pool_file import check_memory
-from ..errors import InputError, refuse
+from ..errors import InputError
 from ..files import write_atomically
 from ..rendering.model import NerfModel
 from ..rendering.render import surface_normals
 from ..sampling.grid import describe_box
 from ..types import Aabb
-from . import Progress, check_ending, quiet
+from . import Progress, quiet
 from .mesh import rotate_normals
 
 FILE_BYTES, POINT_BYTES = 27, 128  # of a point in the file; and in memory while it is written
@@ -32,12 +32,6 @@ class PointCloud:
     positions: Tensor  # (n, 3) float32
     normals: Tensor  # (n, 3) unit length, or zero where the surface is unclear
     colors: Tensor  # (n, 3) in [0, 1], sRGB
-
-
-def check_points_path(path: Path, n_points: int) -> None:
-    """Refuse what could not be written, before any work is done."""
-    check_ending(path, ".ply")
-    refuse(not 1 <= n_points <= 1 << 28, "--points", f"1 to {1 << 28}", n_points)
 
 
 def _no_points(box: Aabb, opacity: float, opaque: Tensor, n_inside: int) -> InputError:
@@ -112,15 +106,15 @@ def extract_points(
 
 def write_points(path: Path, cloud: PointCloud, to_original: Tensor | None = None) -> None:
     """Write a binary PLY in the coordinates of the scene's own file; whole or not at all."""
-    fields = [(name, "<f4") for name in ("x", "y", "z", "nx", "ny", "nz")]
-    fields += [(name, "u1") for name in ("red", "green", "blue")]
-    rows = np.empty(cloud.positions.shape[0], dtype=fields)
-    positions = transform_points(cloud.positions, to_original).numpy()
-    normals = rotate_normals(cloud.normals, to_original).numpy()
-    colors = to_bytes(cloud.colors).numpy()
-    for (name, _), column in zip(fields, np.concatenate([positions, normals, colors], axis=1).T, strict=True):
-        rows[name] = column
-    kinds = {"<f4": "float", "u1": "uchar"}
-    header = ["ply", "format binary_little_endian 1.0", f"element vertex {rows.shape[0]}"]
-    header += [f"property {kinds[kind]} {name}" for name, kind in fields] + ["end_header", ""]
-    write_atomically(path, "\n".join(header).encode("ascii") + rows.tobytes())
+    place = transform_points(cloud.positions, to_original), rotate_normals(cloud.normals, to_original)
+    columns = [*torch.cat(place, dim=1).T.numpy(), *to_bytes(cloud.colors).T.numpy()]
+    write_ply(path, dict(zip(["x", "y", "z", "nx", "ny", "nz", "red", "green", "blue"], columns, strict=True)))
+
+
+def write_ply(path: Path, columns: dict[str, np.ndarray]) -> None:
+    """A binary PLY of points, by the names of their properties: bytes (n,), else numbers as 32-bit floats."""
+    kinds = {name: "u1" if column.dtype == np.uint8 else "<f4" for name, column in columns.items()}
+    rows = np.rec.fromarrays(list(columns.values()), dtype=list(kinds.items()))
+    header = ["ply", "format binary_little_endian 1.0", f"element vertex {len(rows)}"]
+    header += [f"property {'uchar' if kind == 'u1' else 'float'} {name}" for name, kind in kinds.items()]
+    write_atomically(path, "\n".join([*header, "end_header", ""]).encode("ascii") + rows.tobytes())

@@ -49,7 +49,7 @@ def test_a_textured_mesh_is_two_files_and_a_score(nerfturbo: Nerfturbo, run_fold
     assert result.json["files"] == ["a.glb", "a.obj", "a.mtl", "a.png"]
     assert all(Path(name).stat().st_size > 0 for name in result.json["files"])
     score = result.json["texture"]
-    assert 0.0 < score["psnr"] < 60.0 and 0.0 < score["covered"] <= 1.0 and score["views"] > 0
+    assert 0.0 < score["against_photos"] < 60.0 and 0.0 < score["covered"] <= 1.0 and score["views"] > 0
     Path("a.obj").unlink()
     again = nerfturbo("export", "mesh", run_folder, "a.obj", *flags, *REFERENCE)
     assert again.code == 2 and "a.glb: expected a new file" in again.err and not Path("a.obj").exists()

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from nerfturbo.data.builtin import builtin_scene
 from nerfturbo.data.cameras import Cameras, look_at, transform_points
-from nerfturbo.export.compare import compare
+from nerfturbo.evaluation.evaluate import compare
+from nerfturbo.export import paced
 from nerfturbo.export.splats import BASE, N_VALUES, OPACITY, POINT, REST, SCALES, TURN, cpu, raster
 from nerfturbo.export.splats.files import placed, write_splats
 from nerfturbo.export.splats.make import as_pinholes, fit_colors, picture, refine, seed, teacher_of, thin, through
@@ -264,10 +265,10 @@ def test_splats_of_a_trained_field_come_close_to_it(toybox: NerfModel) -> None:
     train, test = (builtin_scene("toybox", split, resolution=80, n_views=16) for split in ("train", "test"))
     with use_backend("cpu"):
         seeds = seed(toybox, train.cameras, 4000)
-        before = compare(toybox, test, picture(seeds), views=2)
+        before = compare(toybox, test, lambda *view: (picture(seeds, *view), None), views=2)
         teacher = teacher_of(toybox, train, train.cameras, cropped=False)
-        made, steps = refine(seeds, train.cameras, teacher, seconds=60.0, steps=60)
-        after = compare(toybox, test, picture(made), views=2)
+        made, steps = refine(seeds, train.cameras, teacher, pace=paced(math.inf, 60))
+        after = compare(toybox, test, lambda *view: (picture(made, *view), None), views=2)
     assert steps == 60 and 0.5 * len(seeds) < len(made) <= len(seeds) <= 4000
     assert after.against_photos is not None and before.against_photos is not None
     assert after.field_against_photos == before.field_against_photos is not None
@@ -275,10 +276,21 @@ def test_splats_of_a_trained_field_come_close_to_it(toybox: NerfModel) -> None:
     assert after.against_photos > after.field_against_photos - 3.0
 
 
+def test_splats_of_one_colour_learn_no_others() -> None:
+    model, scene = make_model(HollowBall()), ball_scene(n_views=6, size=48)
+    with use_backend("cpu"):
+        seeds = seed(model, scene.cameras, 300)
+        assert float(seeds[:, REST].abs().max()) > 0.0
+        seeds[:, REST] = 0.0
+        made, _ = refine(seeds, scene.cameras, teacher_of(model, scene, scene.cameras, cropped=False), pace=[0.5] * 4)
+    assert len(made) == len(seeds) and not made[:, REST].any()
+    assert float((made - seeds)[:, BASE].abs().max()) > 0.01
+
+
 def test_no_seconds_leave_splats_as_they_are() -> None:
     splats = some_splats(50)
     splats[:, OPACITY] = torch.linspace(-8.0, 2.0, 50)[:, None]
-    made, steps = refine(splats, view(), lambda *_: torch.zeros(0), seconds=0.0)
+    made, steps = refine(splats, view(), lambda *_: torch.zeros(0), pace=paced(0.0))
     assert steps == 0
     torch.testing.assert_close(made, splats[splats[:, 51].sigmoid() > 0.02])
 

@@ -15,8 +15,8 @@ import torch
 import nerfturbo.export.web.bake as bake_module
 from nerfturbo.config import UniformSamplerConfig
 from nerfturbo.errors import InputError
+from nerfturbo.evaluation.evaluate import SCORED_PIXELS, views_to_score
 from nerfturbo.evaluation.metrics import psnr
-from nerfturbo.export.compare import SCORED_PIXELS, views_to_score
 from nerfturbo.export.web.bake import BakeSettings, bake, score
 from nerfturbo.export.web.baked import Baked, Chunk, decode_density, encode_density, pack
 from nerfturbo.export.web.lattice import BLOCK, TEXELS, Lattice, SparseBlocks

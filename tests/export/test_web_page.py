@@ -117,7 +117,7 @@ def test_splats_on_a_page_are_those_of_the_rasteriser(browser, tmp_path: Path) -
     splats[:, REST] = 0.0  # the page has one colour for all directions
     file.write_bytes(splat_page(splat_bytes(splats), Aabb.cube(1.5), camera, NAME))
     page = open_page(browser, file.as_uri())
-    drawn = picture(splats)(camera, 0).numpy() * 255.0
+    drawn = picture(splats, camera, 0).numpy() * 255.0
     pose, lens = camera.camera_to_world[0], [*camera.focal[0].tolist(), *camera.center[0].tolist()]
     words = [pose[:, 3].tolist(), pose[:, :3].T.tolist(), lens]
     script = "([eye, axes, lens]) => Array.from(nerfturbo.page.splats.pixels({eye, axes, lens, width: 60, height: 40}))"

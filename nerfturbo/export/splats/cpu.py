@@ -17,7 +17,6 @@ TILE = 32
 LEAST, MOST, LAST = np.float32(LEAST_ALPHA), np.float32(MOST_ALPHA), np.float32(LAST_LIGHT)
 ZERO, ONE, HALF = np.float32(0.0), np.float32(1.0), np.float32(0.5)
 LOWEST = np.float32(math.log(LEAST_ALPHA) - 1e-3)  # below, not even opaque splats are seen
-_TILE = TILE
 
 
 @jit(inner=True)
@@ -32,9 +31,9 @@ def _alpha(value, row, column):
 @jit(inner=True)
 def _bounds(tile, shape):
     """The pixels of a tile: from top and left to before bottom and right."""
-    across = (shape[1] + _TILE - 1) // _TILE
-    top, left = tile // across * _TILE, tile % across * _TILE
-    return top, left, min(top + _TILE, shape[0]), min(left + _TILE, shape[1])
+    across = (shape[1] + TILE - 1) // TILE
+    top, left = tile // across * TILE, tile % across * TILE
+    return top, left, min(top + TILE, shape[0]), min(left + TILE, shape[1])
 
 
 @jit()

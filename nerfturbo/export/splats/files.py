@@ -11,6 +11,7 @@ from ...data.cameras import rotations, transform_points
 from ...evaluation.camera_path import quaternions
 from ...files import write_atomically
 from ...ops.spherical_harmonics import spherical_harmonics
+from ..points import write_ply
 from . import BASE, OPACITY, POINT, SCALES, TURN
 
 FIELDS = ["x", "y", "z", "nx", "ny", "nz", *(f"f_dc_{k}" for k in range(3)), *(f"f_rest_{k}" for k in range(45))]
@@ -27,9 +28,7 @@ def write_splats(path: Path, splats: Tensor, to_original: Tensor | None = None) 
         return
     rows = _ordered(splats)
     rows = torch.cat([rows[:, POINT], torch.zeros(len(rows), 3), rows[:, 3:]], dim=-1)
-    header = ["ply", "format binary_little_endian 1.0", f"element vertex {len(rows)}"]
-    header += [f"property float {name}" for name in FIELDS] + ["end_header", ""]
-    write_atomically(path, "\n".join(header).encode("ascii") + rows.numpy().astype("<f4").tobytes())
+    write_ply(path, dict(zip(FIELDS, rows.numpy().T, strict=True)))
 
 
 def splat_bytes(splats: Tensor) -> bytes:

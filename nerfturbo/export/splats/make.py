@@ -1,16 +1,16 @@
 """From a field to splats: seeds on its surfaces, colours from several sides, refined against what cameras see."""
 
 import math
-import time as clock
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...data.cameras import Cameras, opengl_to_opencv
+from ...data.cameras import Cameras
 from ...data.scene import Scene
+from ...ops.adam import AdamRule, AdamState, adam_update
 from ...ops.spherical_harmonics import spherical_harmonics
 from ...rendering.model import NerfModel
 from ...rendering.render import surface_normals
@@ -31,6 +31,7 @@ WINDOW = {"cpu": 128, "cuda": 512}  # pixels a side of what one step draws
 MARGIN = 32  # and beyond it, in which splats still count
 RATES = (0.1, 0.02, 0.004, 0.05, 0.03, 0.02)  # of learning, in the order of WIDTHS; positions in sizes of seeds
 FINAL = 0.1  # of the rates
+RULE = AdamRule(betas=(0.9, 0.99), eps=1e-12)
 FAINT = 0.02  # opacity below which a splat is dropped
 
 
@@ -139,61 +140,42 @@ def through(camera: Cameras, window: Window) -> Cameras:
     return replace(camera, center=camera.center - corner, size=size)
 
 
-def refine(
-    splats: Tensor,
-    cameras: Cameras,
-    teacher: Teacher,
-    *,
-    seconds: float,
-    steps: float = math.inf,
-    progress: Progress = quiet,
-) -> tuple[Tensor, int]:
-    """The splats after so many seconds of gradient steps, or so many steps, without those that became faint; and the
-    number of steps."""
+def refine(splats: Tensor, cameras: Cameras, teacher: Teacher, *, pace: Iterable[float]) -> tuple[Tensor, int]:
+    """The splats after a gradient step for each share of the way that `pace` gives, without those that became faint;
+    and the number of steps."""
     side, generator = WINDOW.get(splats.device.type, WINDOW["cuda"]), torch.Generator().manual_seed(0)
     rates = torch.cat([splats.new_full((width,), rate) for width, rate in zip(WIDTHS, RATES, strict=True)])
     rates = rates.repeat(len(splats), 1)
     rates[:, POINT] *= splats[:, SCALES].amax(-1, keepdim=True).exp()
-    free = (splats / rates).requires_grad_()  # so that one rate is that of all
-    optimizer = torch.optim.Adam([free], betas=(0.9, 0.99), eps=1e-12, fused=True)
-    cameras, started, step = cameras.to(splats.device), clock.perf_counter(), 0
-    while (share := max(step / steps, (clock.perf_counter() - started) / max(seconds, 1e-9))) < 1.0:
+    free, learns = splats / rates, (splats != 0.0).any(0)  # one rate for all; splats without harmonics stay so
+    state, sizes, cameras = AdamState.of(free), cameras.size.tolist(), cameras.to(splats.device)
+    for share in pace:
         index = int(torch.randint(len(cameras), (), generator=generator))
-        width, height = cameras.size[index].tolist()
+        width, height = sizes[index]
         left, top = (int(torch.randint(max(1, whole - side + 1), (), generator=generator)) for whole in (width, height))
         window = (left, top, min(side, width), min(side, height))
         camera = through(cameras[index], window)
-        rows = _near(free.detach()[:, POINT] * rates[:, POINT], camera)
-        drawn = render(free.index_select(0, rows) * rates[rows], camera)
-        error = drawn - teacher(index, window).to(splats.device)
+        rows = _near(free[:, POINT] * rates[:, POINT], camera)
+        some = free[rows].requires_grad_()
+        error = render(some * rates[rows], camera) - teacher(index, window)
         error = error[..., :3] - error[..., 3:] * torch.rand(3, generator=generator).to(splats.device)  # any background
-        error.square().mean().backward()
-        optimizer.param_groups[0]["lr"] = FINAL**share
-        optimizer.step()
-        optimizer.zero_grad()
-        if step % 20 == 0:
-            progress(share)
-        step += 1
-        started = clock.perf_counter() if step == 1 else started  # the first step compiles
-    splats = (free * rates).detach()
-    return splats[splats[:, OPACITY].sigmoid()[:, 0] > FAINT], step
+        (gradient,) = torch.autograd.grad(error.square().mean(), some)
+        gradient = torch.zeros_like(free).index_copy_(0, rows, gradient * learns)
+        adam_update(free, gradient, state, free.new_tensor(FINAL**share), rule=RULE)
+        state.step.add_(1)
+    splats = free * rates
+    return splats[splats[:, OPACITY].sigmoid()[:, 0] > FAINT], int(state.step)
 
 
 def _near(points: Tensor, camera: Cameras) -> Tensor:
     """(m,) int64: the points (n, 3) that lie on the picture of one camera, or not far outside."""
-    pose = opengl_to_opencv(camera.camera_to_world)[0]
-    local = (points - pose[:, 3]) @ pose[:, :3]
-    pixels = local[:, :2] / local[:, 2:] * camera.focal + camera.center
-    inside = ((pixels > -MARGIN) & (pixels < camera.size + MARGIN)).all(-1) & (local[:, 2] > 0.0)
+    pixels, ahead = camera.project(torch.zeros_like(points[:, 0], dtype=torch.int64), points)
+    inside = ((pixels > -MARGIN) & (pixels < camera.size + MARGIN)).all(-1) & (ahead > 0.0)
     return inside.nonzero()[:, 0]
 
 
-def picture(splats: Tensor) -> Callable[[Cameras, int], Tensor]:
-    """Draws splats over white, for `compare`."""
-
-    @torch.no_grad()
-    def draw(cameras: Cameras, index: int) -> Tensor:
-        drawn = render(splats, cameras[index].to(splats.device))
-        return (drawn[..., :3] + 1.0 - drawn[..., 3:]).clamp(0.0, 1.0)
-
-    return draw
+@torch.no_grad()
+def picture(splats: Tensor, cameras: Cameras, index: int) -> Tensor:
+    """(height, width, 3) of what one of the cameras sees of splats over white."""
+    drawn = render(splats, cameras[index].to(splats.device))
+    return (drawn[..., :3] + 1.0 - drawn[..., 3:]).clamp(0.0, 1.0)

@@ -8,7 +8,7 @@ near to far until less than 0.0001 of the light is left. Tiles only say who draw
 it is installed, else plain torch.
 """
 
-import importlib.util
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ def render(splats: Tensor, camera: Cameras) -> Tensor:
     """(height, width, 4): red, green and blue without a background, and opacity, of splats (n, 59) seen by one pinhole
     camera."""
     width, height = camera.size[0].tolist()
-    if splats.is_cuda and current_backend() == "auto" and importlib.util.find_spec("gsplat") is not None:
+    if splats.is_cuda and len(splats) and current_backend() == "auto" and find_spec("gsplat") is not None:
         return _by_gsplat(splats, camera, width, height)
     values, depths = project(splats, camera)
     if resolve(values) != "cpu":
@@ -107,17 +107,14 @@ def tile_lists(values: Tensor, depths: Tensor, size: tuple[int, int], tile: int)
 def composite(values: Tensor, depths: Tensor, size: tuple[int, int]) -> Tensor:
     """(height, width, 4) of projected splats (n, 9), nearest first; differentiable to `values`."""
     ids, ends, _ = tile_lists(values, depths, size, TILE)
-    bounds, (width, height) = ends.tolist(), size
-    sides = (torch.arange(side, device=values.device, dtype=values.dtype) + 0.5 for side in (height, width))
-    pixels, out = torch.stack(torch.meshgrid(*sides, indexing="ij"), dim=-1), []
-    for top in range(0, height, TILE):
-        tiles = []
-        for left in range(0, width, TILE):
-            part, index = pixels[top : top + TILE, left : left + TILE], top // TILE * -(-width // TILE) + left // TILE
-            mine = values[ids[bounds[index] : bounds[index + 1]]]
-            tiles.append(_tile(mine, *part.reshape(-1, 2).unbind(-1)).view(*part.shape[:2], 4))
-        out.append(torch.cat(tiles, dim=1))
-    return torch.cat(out)
+    bounds, (columns, rows), tiles = ends.tolist(), (-(-side // TILE) for side in size), []
+    place = torch.arange(TILE * TILE, device=values.device)
+    y, x = place // TILE + 0.5, place % TILE + 0.5
+    for index in range(rows * columns):
+        mine = values[ids[bounds[index] : bounds[index + 1]]]
+        tiles.append(_tile(mine, y + index // columns * TILE, x + index % columns * TILE))
+    whole = torch.stack(tiles).view(rows, columns, TILE, TILE, 4).transpose(1, 2)
+    return whole.reshape(rows * TILE, columns * TILE, 4)[: size[1], : size[0]]
 
 
 def _tile(values: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

@@ -13,9 +13,9 @@ from ...data.cameras import Cameras
 from ...data.placement import require_plain
 from ...data.pool_file import check_memory
 from ...data.scene import Scene
+from ...evaluation.evaluate import Comparison, compare
 from ...rendering.model import FAR, NerfModel, half_box
 from .. import Progress, quiet
-from ..compare import Comparison, compare
 from ..mesh import export_box
 from . import teacher
 from .baked import N_BASE, N_FEATURES, Baked, Chunk, pack
@@ -272,10 +272,10 @@ def score(
     """How close the page's pictures of test views come to the field's own and to the photos, and what they cost."""
     costs = []
 
-    def draw(cameras: Cameras, index: int) -> Tensor:
+    def draw(cameras: Cameras, index: int) -> tuple[Tensor, None]:
         page = render_page(baked, cameras, index)
         costs.append(torch.stack([page.steps.float().mean(), page.fetches.float().mean()]))
-        return page.rgb
+        return page.rgb, None
 
     found = compare(model, scene, draw, views=views, time=time, photos=photos, progress=progress)
     steps, fetches = torch.stack(costs).mean(0).tolist()
