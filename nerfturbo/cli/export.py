@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from ..errors import InputError
-from ..export import check_ending
+from ..export import check_ending, paced
 from .common import OpenRun, RunArgs, box_of, check_new, learned_cameras, open_views, opened_run, print_json
 from .flags import Box, Count, Number, check_within, parse
 from .progress import Display, duration
 
 if TYPE_CHECKING:
     from ..data.scene import Scene
+    from ..evaluation.evaluate import Comparison
     from ..export.mesh import Mesh
-    from ..rendering.model import NerfModel
     from ..types import Aabb
 
 PHONE_MB = 8.0
@@ -84,7 +84,7 @@ def mesh(argv: Sequence[str]) -> int:
         said = [f"{document['vertices']} corners, {document['faces']} triangles"]
         document |= {"low": list(box.low), "high": list(box.high)}
         if args.texture:
-            more, lines = _texture(args, opened.model, display, made, (train, test))
+            more, lines = _texture(args, opened, display, made, (train, test))
             return document | more | {"files": [str(file) for file in files]}, said + lines
         display.phase("writing")
         write_mesh(args.out, made, train.to_original, up=args.up)
@@ -93,22 +93,22 @@ def mesh(argv: Sequence[str]) -> int:
     return _export(args, work)
 
 
-def _texture(args: MeshArgs, model: NerfModel, display: Display, made: Mesh, scenes: tuple[Scene, Scene]) -> Made:
+def _texture(args: MeshArgs, opened: OpenRun, display: Display, made: Mesh, scenes: tuple[Scene, Scene]) -> Made:
     """Bake, compare and write; what to add to what is said of the mesh."""
     from ..export.mesh import COLOR_REACH, voxel_size
     from ..export.texture import bake_texture, score_texture, write_textured
 
-    train, test = scenes
+    model, (train, test) = opened.model, scenes
     display.phase("baking the texture")
     reach = COLOR_REACH * voxel_size(model, args.resolution)
     options = {"size": args.texture_size, "reach": reach, "progress": display.update}
     textured = bake_texture(model, made, train.cameras, **options)
-    display.phase("comparing with the test photos")
-    found = score_texture(textured, test, progress=display.update)
+    test, views, _ = _test_views(None, opened, test, display)
+    found, covered = score_texture(model, textured, test, views=views, progress=display.update)
     display.phase("writing")
     write_textured(args.out, textured, train.to_original, up=args.up)
-    where = "" if found.whole else f", where it covers them: {100 * found.covered:.0f}%"
-    return {"texture": asdict(found)}, [f"  {found.psnr:.2f} dB against {found.views} test photos{where}"]
+    where = "" if test.has_alpha else f", where it covers them: {100 * covered:.0f}%"
+    return {"texture": asdict(found) | {"covered": covered}}, [_said_score(found) + where]
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,10 @@ class PointsArgs(BoxArgs):
 
 def points(argv: Sequence[str]) -> int:
     args = parse(PointsArgs, argv, "export points")
-    from ..export.points import FILE_BYTES, check_points_path, extract_points, write_points
+    from ..export.points import FILE_BYTES, extract_points, write_points
 
-    check_points_path(args.out, args.points)
+    check_ending(args.out, ".ply")
+    check_within("--points", args.points, 1, 1 << 28)
 
     def work(opened: OpenRun, display: Display) -> Made:
         box, (train, _) = _box(args, opened, display), _plain_scenes(opened, display)
@@ -133,6 +134,58 @@ def points(argv: Sequence[str]) -> int:
         return {"points": count, "low": list(box.low), "high": list(box.high)}, [f"{count} points"]
 
     return _export(args, work, room=FILE_BYTES * args.points)
+
+
+@dataclass(frozen=True)
+class SplatsArgs(BoxArgs):
+    """Write 3D Gaussians for splat viewers: .ply with spherical harmonics, .splat with one colour each, or a page that
+    shows these (.html)."""
+
+    splats: Number = 200_000  # How many splats, at most; no finer than the pixels of training need.
+    tune_seconds: Annotated[float, arg(metavar="S")] = 60.0  # Fine-tune for so long; 0 leaves it out.
+    eval_views: Count = None  # Compare so many test views; unless given, 10 on a GPU, fewer large ones on a CPU.
+
+
+def splats(argv: Sequence[str]) -> int:
+    args = parse(SplatsArgs, argv, "export splats")
+    check_ending(args.out, ".ply", ".splat", ".html")
+    check_within("--splats", args.splats, 1, 1 << 24)
+    check_within("--tune-seconds", args.tune_seconds, 0, 3600)
+    check_within("--eval-views", args.eval_views, 0)
+    return _export(args, lambda opened, display: _splats(args, opened, display), room=248 * args.splats)
+
+
+def _splats(args: SplatsArgs, opened: OpenRun, display: Display) -> Made:
+    from ..evaluation.evaluate import compare
+    from ..export.splats import REST
+    from ..export.splats.files import splat_bytes, write_splats
+    from ..export.splats.make import as_pinholes, picture, refine, seed, teacher_of
+    from ..export.web.page import splat_page
+    from ..files import write_atomically
+
+    model, (train, test), chosen = opened.model, _plain_scenes(opened, display), _chosen_box(args, opened, display)
+    if chosen is not None:
+        model.crop(chosen[0], what=chosen[1])
+    cameras, plain = as_pinholes(train.cameras), chosen is None and test.cameras.model == "pinhole"
+    display.phase("placing splats on surfaces")
+    made, ending = seed(model, cameras, args.splats, progress=display.update), args.out.suffix.lower()
+    if ending != ".ply":  # others have one colour a splat: what is tuned and compared is what is written
+        made[:, REST] = 0.0
+    display.phase("fine-tuning")
+    teacher = teacher_of(model, train, cameras, cropped=chosen is not None)
+    made, steps = refine(made, cameras, teacher, pace=paced(args.tune_seconds, progress=display.update))
+    seen = replace(test, cameras=replace(as_pinholes(test.cameras), times=test.cameras.times))
+    seen, views, aligned = _test_views(args.eval_views, opened, seen, display)
+    options = {"time": 0.0, "photos": plain, "views": views, "progress": display.update}
+    found = compare(model, seen, lambda *view: (picture(made, *view), None), **options) if views else None
+    display.phase("writing")
+    if ending == ".html":
+        write_atomically(args.out, splat_page(splat_bytes(made), model.bounds.aabb, train.cameras, train.name))
+    else:
+        write_splats(args.out, made, train.to_original)
+    document = {"splats": len(made), "tune_steps": steps, "poses_aligned": aligned}
+    document |= {"score": None if found is None else asdict(found)}
+    return document, [f"{len(made)} splats", *([] if found is None else [_said_score(found)])]
 
 
 @dataclass(frozen=True)
@@ -253,7 +306,7 @@ def web(argv: Sequence[str]) -> int:
 
 
 def _bake(args: WebArgs, opened: OpenRun, display: Display) -> Made:
-    from ..export.web.bake import BakeSettings, bake, score, views_to_score
+    from ..export.web.bake import BakeSettings, bake, score
     from ..export.web.page import PageFacts, room_for_data, write_page
 
     model, (train, test), chosen = opened.model, opened.views(display), _chosen_box(args, opened, display)
@@ -266,18 +319,9 @@ def _bake(args: WebArgs, opened: OpenRun, display: Display) -> Made:
     settings = BakeSettings(budget, growth, time=moment, **tuning)
     result = bake(model, train.cameras, settings, say=display.phase, progress=display.update)
     seconds = time.perf_counter() - started
-    views = args.eval_views
-    if views is None:
-        test, views = views_to_score(test, model.device)
-    found, aligned = None, 0
-    if views:
-        if model.config.cameras.refine:  # then the scene stands a little beside the test views' own poses
-            aligned = ALIGN_STEPS.get(model.device.type, ALIGN_STEPS["cuda"])
-            test = opened.align(test, aligned, display)
-        display.phase("comparing with the field and with the test photos")
-        found = score(model, result.baked, test, views=views, time=moment, progress=display.update)
-        if chosen is not None:  # photos show what the crop leaves out
-            found = replace(found, against_photos=None, field_against_photos=None)
+    test, views, aligned = _test_views(args.eval_views, opened, test, display)
+    shown = {"time": moment, "photos": chosen is None}  # photos show what a crop leaves out
+    found = score(model, result.baked, test, views=views, **shown, progress=display.update) if views else None
     display.phase("writing")
     facts = PageFacts(args.name or train.name, found, seconds)
     size = write_page(args.out, result, train.cameras, facts, split=args.split)
@@ -291,22 +335,39 @@ def _bake(args: WebArgs, opened: OpenRun, display: Display) -> Made:
     document |= {"score": None if found is None else asdict(found), "scored_size": test.cameras.size[0].tolist()}
     document |= {"poses_aligned": aligned, "tune_steps": result.tune_steps}
     document |= {"bake_seconds": seconds, "seconds_by_part": result.seconds}
-    return document, _say_page(document, split=args.split)
+    x, y, z = lattice.cells
+    levels = f" on {lattice.levels} levels" if lattice.levels > 1 else ""
+    lines = [f"{x} x {y} x {z} cells{levels}, {blocks.n_blocks} blocks, {result.baked.n_features} features"]
+    if found is not None:
+        cost = f"{found.steps_per_pixel:.1f} steps and {found.fetches_per_pixel:.1f} texture fetches"
+        lines += [_said_score(found), f"  a pixel of them takes {cost}"]
+    return document, [
+        *lines,
+        "  serve the folder, say by python -m http.server" if args.split else "  open it in a browser",
+    ]
 
 
-def _say_page(made: dict[str, Any], *, split: bool) -> list[str]:
-    x, y, z = made["cells"]
-    levels = f" on {made['levels']} levels" if made["levels"] > 1 else ""
-    lines = [f"{x} x {y} x {z} cells{levels}, {made['blocks']} blocks, {made['features']} features"]
-    if (found := made["score"]) is not None:
-        words = [f"{found['against_field']:.2f} dB against the field's own render"]
-        if found["against_photos"] is not None:
-            field = f"the field: {found['field_against_photos']:.2f}"
-            words += [f"{found['against_photos']:.2f} dB against the photos ({field})"]
-        lines += [f"  {', '.join(words)}; {found['views']} test views"]
-        cost = f"{found['steps_per_pixel']:.1f} steps and {found['fetches_per_pixel']:.1f} texture fetches"
-        lines += [f"  a pixel of them takes {cost}"]
-    return [*lines, "  serve the folder, say by python -m http.server" if split else "  open it in a browser"]
+def _test_views(views: int | None, opened: OpenRun, test: Scene, display: Display) -> tuple[Scene, int, int]:
+    """The views to compare, how many of them, and by how many steps their poses were fitted: where those of training
+    were refined, the scene stands a little beside the test views' own."""
+    from ..evaluation.evaluate import views_to_score
+
+    steps, device = 0, opened.model.device
+    if views is None:
+        test, views = views_to_score(test, device)
+    if views and opened.config.cameras.refine:
+        steps = ALIGN_STEPS.get(device.type, ALIGN_STEPS["cuda"])
+        test = opened.align(test, steps, display)
+    if views:
+        display.phase("comparing with the field and with the test photos")
+    return test, views, steps
+
+
+def _said_score(found: Comparison) -> str:
+    words = [f"{found.against_field:.2f} dB against the field's own render"]
+    if found.against_photos is not None:
+        words += [f"{found.against_photos:.2f} dB against the photos (the field: {found.field_against_photos:.2f})"]
+    return f"  {', '.join(words)}; {found.views} test views"
 
 
 def _plain_scenes(opened: OpenRun, display: Display) -> tuple[Scene, Scene]:

@@ -124,7 +124,6 @@ def score_run(
         old.unlink()
     chosen = scene if divisor == 1 else downscaled(scene.select(views), divisor)
     places, numbers = (views, range(len(scene))) if divisor == 1 else (list(range(len(views))), views)
-    writing = WriterPool(WRITERS, ahead=2 * WRITERS)  # encoding a picture takes longer than a GPU does to render it
 
     def on_view(done: int, total: int, score: ViewScore, image: RenderedImage, truth: Tensor) -> None:
         picture, path = comparison(image.rgb, truth), run.view_file(numbers[score.index])
@@ -132,12 +131,9 @@ def score_run(
         writing.submit(lambda: save_small(path.with_suffix(".jpg"), picture))
         display.update(done / total)
 
-    try:
+    with WriterPool(WRITERS, ahead=2 * WRITERS) as writing:  # encoding takes longer than rendering does on a GPU
         evaluation: Evaluation = evaluate(model, chosen, views=places, perceptual=perceptual, on_view=on_view)
         baselines = measure_baselines(chosen, places, model.device)
-        writing.finish()
-    finally:
-        writing.close(drop=True)
     scored = tuple(replace(view, index=numbers[view.index]) for view in evaluation.views)
     found = evaluation_metrics(replace(evaluation, views=scored), config, scene, baselines, divisor=divisor)
     if limit is None and (less or divisor > 1):

@@ -21,11 +21,10 @@ from ..errors import InputError
 from ..ops.pixels import PixelMask
 from ..rendering.model import NerfModel
 from ..rendering.photos import PhotoCorrections, exposed_color
-from .evaluate import Evaluation, choose_views, score_view, truth_image
+from .evaluate import Evaluation, Progress, choose_views, score_view, truth_image
 
 ALIGN_RATE, LOOK_RATE = 2e-3, 5e-2
 CHECKS, CHECK_RAYS = 4, 256  # how often while fitting, and on how many rays a view, poses are compared
-Progress = Callable[[float], None]  # takes the share that is done
 
 
 def camera_changes(given: Scene, learned: Scene) -> dict[str, float]:

@@ -21,7 +21,6 @@ PARSER_FILE = "dataparser_transforms.json"
 MAX_SIDE = 16384
 MAX_FRAMES = 100_000
 FACING = 0.8  # the mean of unit viewing directions is longer than this where all cameras look one way
-SPIRAL_TURNS = 2
 STEEPEST = 0.966  # sine of 75 degrees: an orbit never looks straight down
 ATTENTION = 0.8  # mean cosine between viewing directions and the way to one point, where cameras look at that
 RING_GAP = math.radians(100.0)  # between neighbours: with more, nobody stood on one side
@@ -57,7 +56,7 @@ def capture_path(cameras: Cameras, center: tuple[float, float, float], n_frames:
     return _pinholes(cameras, _around(target, angles, elevation.sin() * distance, elevation.cos() * distance)), kind
 
 
-def _around(target: Tensor, angles: Tensor, heights: Tensor, radii: Tensor | float) -> Tensor:
+def _around(target: Tensor, angles: Tensor, heights: Tensor, radii: Tensor) -> Tensor:
     """Poses (n, 3, 4) about the vertical axis through a target that they look at."""
     eyes = torch.stack([radii * angles.cos(), radii * angles.sin(), heights], dim=-1) + target
     return look_at(eyes.float(), target.float())
@@ -82,29 +81,29 @@ def orbit_path(cameras: Cameras, center: tuple[float, float, float], n_frames: i
     """One turn about the vertical axis through `center`, at the mean height and distance of `cameras`. Size and field
     of view are those of the first camera. The path closes: frame n would be frame 0 again."""
     _check_frames(n_frames)
-    target = torch.tensor(center, dtype=torch.float32)
-    offsets = cameras.positions.cpu() - target  # (n, 3)
-    distance, height = float(offsets.norm(dim=-1).mean()), float(offsets[:, 2].mean())
-    height = max(-STEEPEST * distance, min(STEEPEST * distance, height))
-    radius = math.sqrt(max(distance * distance - height * height, 1e-12))
-    angles = torch.arange(n_frames) * (2.0 * math.pi / n_frames) + _start_angle(offsets)
-    return _pinholes(cameras, _around(target, angles, torch.full_like(angles, height), radius))
+    offsets = cameras.positions.cpu() - torch.tensor(center)  # (n, 3)
+    sine = offsets[:, 2].mean() / offsets.norm(dim=-1).mean().clamp_min(1e-6)
+    return _turns(cameras, center, sine.clamp(-STEEPEST, STEEPEST).asin().expand(n_frames), 1)
 
 
 def spiral_path(cameras: Cameras, center: tuple[float, float, float], n_frames: int) -> Cameras:
     """Where all cameras look one way, a circle before the scene; else two turns about `center` that rise from the
     lowest camera to the highest. Size and field of view are those of the first camera."""
     _check_frames(n_frames)
-    share = torch.arange(n_frames) / n_frames
-    positions, forward = cameras.positions.cpu(), cameras.forward.cpu().mean(0)
-    if float(forward.norm()) > FACING:
+    if float(cameras.forward.cpu().mean(0).norm()) > FACING:
         return capture_path(cameras, center, n_frames)[0]
-    target = torch.tensor(center, dtype=torch.float32)
-    offsets = positions - target
-    distance = float(offsets.norm(dim=-1).mean())
-    sines = (offsets[:, 2] / offsets.norm(dim=-1).clamp_min(1e-6)).clamp(-STEEPEST, STEEPEST)
-    elevation = torch.lerp(sines.min().asin(), sines.max().asin(), share)
-    angles = share * (2.0 * math.pi * SPIRAL_TURNS) + _start_angle(offsets)
+    offsets = cameras.positions.cpu() - torch.tensor(center)
+    raised = (offsets[:, 2] / offsets.norm(dim=-1).clamp_min(1e-6)).clamp(-STEEPEST, STEEPEST).asin()
+    return _turns(cameras, center, torch.lerp(raised.min(), raised.max(), torch.arange(n_frames) / n_frames), 2)
+
+
+def _turns(cameras: Cameras, center: tuple[float, float, float], elevation: Tensor, turns: int) -> Cameras:
+    """About the vertical axis through `center` at the mean distance of `cameras`, one frame for each elevation (n,).
+    Begins where the first camera stands, so that the video opens on a view the images show."""
+    target, n = torch.tensor(center), len(elevation)
+    offsets = cameras.positions.cpu() - target
+    distance = offsets.norm(dim=-1).mean().clamp_min(1e-6)
+    angles = torch.arange(n) * (2.0 * math.pi * turns / n) + torch.atan2(offsets[0, 1], offsets[0, 0])
     return _pinholes(cameras, _around(target, angles, elevation.sin() * distance, elevation.cos() * distance))
 
 
@@ -154,11 +153,6 @@ def _pinholes(cameras: Cameras, poses: Tensor) -> Cameras:
     width, height = (int(side) for side in cameras.size[0])
     view = 2.0 * math.atan(0.5 * width / float(cameras.focal[0, 0]))
     return replace(Cameras.pinhole(poses, width=width, height=height, field_of_view_x=view), ndc=cameras.ndc)
-
-
-def _start_angle(offsets: Tensor) -> float:
-    """Begin where the first camera stands, so that the video opens on a view the images show."""
-    return math.atan2(float(offsets[0, 1]), float(offsets[0, 0]))
 
 
 def quaternions(rotations: Tensor) -> Tensor:

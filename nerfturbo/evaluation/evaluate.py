@@ -1,5 +1,6 @@
-"""Score a model on views it never saw."""
+"""Score a model, and what was exported of it, on views it never saw."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -8,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..data.cameras import PIXEL_CENTER
+from ..data.cameras import PIXEL_CENTER, Cameras
 from ..data.images import composite_over, save_image
-from ..data.scene import Scene
+from ..data.scene import Scene, downscaled
 from ..rendering.image import RenderedImage, compile_image, render_image
 from ..rendering.model import NerfModel
 from ..types import Rays
@@ -22,6 +23,12 @@ FIRST_RAYS = 4096  # of a preview; then as many as fit into these seconds
 AIM_SECONDS = 0.5
 PREVIEW_WIDTH = 1600  # pixels of both images of a preview side by side, at most
 
+SCORED_PIXELS = 1 << 16  # of a view that a CPU compares with an export
+SAME_TIME = 0.01
+
+Progress = Callable[[float], None]  # takes the share that is done
+# A picture (height, width, 3) of one of the cameras, and which pixels (height, width) count; None: all.
+Draw = Callable[[Cameras, int], tuple[Tensor, Tensor | None]]
 # (views done, views in all, the last view's scores, its render, its truth)
 ViewCallback = Callable[[int, int, "ViewScore", RenderedImage, Tensor], None]
 
@@ -121,6 +128,61 @@ def score_view(
 def _mean(values: list[float | None]) -> float | None:
     found = [value for value in values if value is not None]
     return sum(found) / len(found) if found else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Means over views, in dB; None where there was nothing to compare with."""
+
+    against_field: float
+    against_photos: float | None
+    field_against_photos: float | None
+    views: int
+
+
+def compare(
+    model: NerfModel,
+    scene: Scene,
+    draw: Draw,
+    *,
+    views: int = 10,
+    time: float | None = None,
+    photos: bool = True,
+    progress: Progress = lambda share: None,
+) -> Comparison:
+    """Of test views, what `draw` gives over white, as rounded to bytes. Without `photos`, which may show what the
+    export leaves out, the field alone is compared with."""
+    chosen, cameras = choose_views(len(scene), views), scene.cameras
+    if cameras.times is not None and time is not None:  # the export's moment: photos of others do not count
+        cameras = replace(cameras, times=torch.full_like(cameras.times, time))
+    ours, theirs, fields = [], [], []
+    for done, index in enumerate(chosen):
+        progress((done + 1) / len(chosen))
+        (rgb, shown), counts = draw(cameras, index), scene.used_pixels(index, model.device)
+        if shown is not None:
+            counts = shown.to(model.device) if counts is None else counts & shown.to(model.device)
+        if counts is not None and not bool(counts.any()):
+            continue
+        rgb = (rgb.to(model.device) * 255.0).round() / 255.0
+        field = model.render_image(cameras, index).rgb.clamp(0.0, 1.0)
+        ours.append(psnr(rgb, field, counts))
+        same = scene.cameras.times is None or time is None or abs(float(scene.cameras.times[index]) - time) < SAME_TIME
+        if photos and same:
+            truth = truth_image(scene, index, device=model.device)
+            theirs.append(psnr(rgb, truth, counts))
+            fields.append(psnr(field, truth, counts))
+    photo, field_photo = (mean_psnr(values) if values else None for values in (theirs, fields))
+    return Comparison(mean_psnr(ours), photo, field_photo, len(ours))
+
+
+def views_to_score(scene: Scene, device: torch.device) -> tuple[Scene, int]:
+    """Ten views; on a CPU two of at most SCORED_PIXELS, shrunk by a whole number where they are larger."""
+    if device.type != "cpu":
+        return scene, 10
+    pixels = int(scene.cameras.size[0].prod())
+    divisor = max(1, math.ceil(math.sqrt(pixels / SCORED_PIXELS) - 0.1))
+    views = max(1, min(10, 2 * SCORED_PIXELS * divisor**2 // pixels))
+    return downscaled(scene.select(choose_views(len(scene), views)), divisor), views
 
 
 class Preview:

@@ -1,7 +1,7 @@
 """How close two images are, in floats, and what a score is worth: what a constant image or a blurred truth gets."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -96,16 +96,14 @@ def _check_same_shape(image: Tensor, truth: Tensor) -> None:
 def constant_baseline_psnr(scene: Scene, device: torch.device | str | None = None) -> float:
     """Mean PSNR, on white, of one flat colour for all pictures: the mean over all pixels, the best there is. The
     pictures' own device computes it unless one is given."""
-    views = range(len(scene))
-    sums = [_on_white(scene, index, device).sum((0, 1), dtype=torch.float64) for index in views]
+    sums = [truth.sum((0, 1), dtype=torch.float64) for truth in _on_white(scene, device)]
     mean = (torch.stack(sums).sum(0) / scene.images.n_pixels).float()
-    return _psnr_of([((_on_white(scene, index, device) - mean) ** 2).mean() for index in views])
+    return _psnr_of([((truth - mean) ** 2).mean() for truth in _on_white(scene, device)])
 
 
 def blur_baseline_psnr(scene: Scene, sigma: float = 3.0, device: torch.device | str | None = None) -> float:
     """Mean PSNR, on white, of the true pictures blurred by a Gaussian of `sigma` pixels; `device` as above."""
-    truths = (_on_white(scene, index, device) for index in range(len(scene)))
-    return _psnr_of([((gaussian_blur(truth, sigma) - truth) ** 2).mean() for truth in truths])
+    return _psnr_of([((gaussian_blur(truth, sigma) - truth) ** 2).mean() for truth in _on_white(scene, device)])
 
 
 def gaussian_blur(image: Tensor, sigma: float) -> Tensor:
@@ -130,8 +128,8 @@ def _weighted_sum(values: Tensor, kernel: list[float], dim: int) -> Tensor:
     return total
 
 
-def _on_white(scene: Scene, index: int, device: torch.device | str | None) -> Tensor:
-    return composite_over(scene.images.image(index, device), 1.0)
+def _on_white(scene: Scene, device: torch.device | str | None) -> Iterator[Tensor]:
+    return (composite_over(scene.images.image(index, device), 1.0) for index in range(len(scene)))
 
 
 def _psnr_of(errors: list[Tensor]) -> float:

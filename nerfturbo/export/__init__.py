@@ -1,7 +1,9 @@
 """What leaves the project for other programs."""
 
 import importlib.util
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..errors import InputError, refuse
@@ -11,6 +13,17 @@ Progress = Callable[[float], None]  # takes the share that is done
 
 def quiet(share: float) -> None:
     """Tell nobody how far the work is."""
+
+
+def paced(seconds: float, steps: float = math.inf, progress: Progress = quiet) -> Iterator[float]:
+    """The share of the work that is done, before each step, until so many seconds or steps are over. The first step,
+    which compiles, does not count into the seconds."""
+    started, step = time.perf_counter(), 0
+    while (share := max(step / steps, (time.perf_counter() - started) / max(seconds, 1e-9))) < 1.0:
+        yield share
+        progress(share)
+        step += 1
+        started = time.perf_counter() if step == 1 else started
 
 
 def check_ending(path: Path, *endings: str, flag: str = "") -> None:

@@ -6,7 +6,6 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import torch
@@ -119,7 +118,7 @@ class FrameSequence:
         if not overwrite and folder.is_dir() and self._old_frames() and self._saved_key() != key:
             hint = "choose another folder, or replace them by --overwrite"
             raise InputError(str(folder), "an empty folder, or one with frames of this rendering", "others", hint)
-        self._writers = WriterPool(WRITERS, ahead=4 * WRITERS)
+        self._writers = WriterPool(WRITERS, ahead=4 * WRITERS, drop=False)
 
     def _old_frames(self) -> list[Path]:
         return [path for path in self.folder.iterdir() if _NAME.fullmatch(path.name)]
@@ -138,12 +137,8 @@ class FrameSequence:
             write_json(self._note, {"version": VERSION, "digest": self._key})
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        try:
-            if error is None:
-                self._writers.finish()
-        finally:
-            self._writers.close(drop=False)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._writers.__exit__(kind)
 
     def path(self, channel: Channel, index: int) -> Path:
         """frame_0007.png, depth_0007.png and so on."""

@@ -12,9 +12,8 @@ from ..data.cameras import Cameras, transform_points
 from ..data.images import to_bytes
 from ..data.scene import Scene
 from ..errors import refuse
-from ..evaluation.evaluate import WHITE, choose_views, truth_image
+from ..evaluation.evaluate import WHITE, Comparison, choose_views, compare
 from ..evaluation.images import pixels_of
-from ..evaluation.metrics import mean_psnr, psnr
 from ..files import replacing, write_atomically
 from ..rendering.model import NerfModel
 from . import Progress, check_ending, quiet
@@ -24,7 +23,6 @@ from .raster import Fragments, rasterize
 
 FACES = 100_000  # unless a number is given
 SLACK = 0.01  # of its distance that a point may lie behind what a camera sees of the mesh
-VIEWS = 20  # that are compared with photos, at most
 RAYS = 2  # a side of a pixel, of the pictures of the mesh
 
 
@@ -37,16 +35,6 @@ class TexturedMesh:
     normals: Tensor  # (n, 3) unit length
     places: Tensor  # (n, 2) column and row in the texture, from its top left corner, over its size
     texture: Tensor  # (size, size, 3) in [0, 1], sRGB
-
-
-@dataclass(frozen=True)
-class TextureScore:
-    """The textured mesh against photos: means over views."""
-
-    psnr: float
-    covered: float  # share of the pixels that show the mesh
-    views: int
-    whole: bool  # whether all pixels count, or only those that show the mesh: photos have a background, it has none
 
 
 def check_texture_path(path: Path, size: int) -> list[Path]:
@@ -144,21 +132,20 @@ def picture(mesh: TexturedMesh, camera: Cameras, background: Tensor) -> tuple[Te
     return F.avg_pool2d(colors, RAYS)[0].permute(1, 2, 0), F.avg_pool2d(shown, RAYS)[0, 0]
 
 
-def score_texture(mesh: TexturedMesh, scene: Scene, *, progress: Progress = quiet) -> TextureScore:
-    """Pictures of the mesh against photos of the scene. Where these have a background, pixels count that show the mesh
-    and nothing else: it has none."""
-    views, scores, shares = choose_views(len(scene), VIEWS), [], []
-    for done, index in enumerate(views):
-        image, shown = picture(mesh, scene.cameras[index], torch.tensor(WHITE))
-        truth, counts = truth_image(scene, index, WHITE, "cpu"), scene.used_pixels(index, "cpu")
-        if not scene.has_alpha:
-            counts = (shown == 1.0) if counts is None else counts & (shown == 1.0)
-        if counts is None or bool(counts.any()):
-            scores.append(psnr(image, truth, counts))
+def score_texture(
+    model: NerfModel, mesh: TexturedMesh, scene: Scene, *, views: int = 10, progress: Progress = quiet
+) -> tuple[Comparison, float]:
+    """Pictures of the mesh against the field's and photos of the scene, and the share of their pixels that show it.
+    Where photos have a background, pixels count that show the mesh and nothing else: it has none."""
+    shares = []
+
+    def draw(cameras: Cameras, index: int) -> tuple[Tensor, Tensor | None]:
+        image, shown = picture(mesh, cameras[index], torch.tensor(WHITE))
         shares.append(float(shown.mean()))
-        progress((done + 1) / len(views))
-    value = mean_psnr(scores) if scores else float("nan")
-    return TextureScore(value, sum(shares) / max(1, len(shares)), len(scores), scene.has_alpha)
+        return image, None if scene.has_alpha else shown == 1.0
+
+    found = compare(model, scene, draw, views=views, time=0.0, progress=progress)
+    return found, sum(shares) / len(shares)
 
 
 def write_textured(path: Path, mesh: TexturedMesh, to_original: Tensor | None = None, *, up: Up | None = None) -> None:
@@ -166,13 +153,12 @@ def write_textured(path: Path, mesh: TexturedMesh, to_original: Tensor | None = 
     glb, obj, mtl, png = (path.with_suffix(ending) for ending in (".glb", ".obj", ".mtl", ".png"))
     image = Image.fromarray(to_bytes(mesh.texture).numpy())
     flipped = mesh.places * torch.tensor([1.0, -1.0]) + torch.tensor([0.0, 1.0])  # both count from the bottom here
-    place = upright(to_original, up or "y")
-    points, normals = transform_points(mesh.vertices.double(), place), rotate_normals(mesh.normals, place)
+    places = (upright(to_original, up or own) for own in ("y", "file"))
+    turned = [(transform_points(mesh.vertices.double(), at), rotate_normals(mesh.normals, at)) for at in places]
+    (points, normals), (own_points, own_normals) = turned
     write_atomically(glb, glb_bytes(points, mesh.faces, normals, places=flipped, image=image, mipmaps=True))
-    place = upright(to_original, up or "file")
-    points, normals = transform_points(mesh.vertices.double(), place), rotate_normals(mesh.normals, place)
     lines = ["# nerfturbo", f"mtllib {mtl.name}", "usemtl texture"]
-    for name, rows in (("v", points), ("vt", flipped), ("vn", normals)):
+    for name, rows in (("v", own_points), ("vt", flipped), ("vn", own_normals)):
         lines += [f"{name} " + " ".join(f"{value:.6g}" for value in row) for row in rows.tolist()]
     lines += ["f " + " ".join(f"{corner}/{corner}/{corner}" for corner in row) for row in (mesh.faces + 1).tolist()]
     with replacing(png) as temporary:

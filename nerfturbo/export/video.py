@@ -43,14 +43,12 @@ def video_writer(path: Path, *, fps: float = 24) -> Iterator[Callable[[Tensor], 
     refuse(not fps > 0.0, "fps", "a number > 0", fps)
     with replacing(path) as temporary:
         video = (_Gif if path.suffix.lower() == ".gif" else _Mp4)(temporary, fps)
-        pool = WriterPool(1, ahead=AHEAD)
         try:
-            yield lambda frame: pool.submit(lambda: video.add(frame))
-            pool.finish()
+            with WriterPool(1, ahead=AHEAD) as pool:
+                yield lambda frame: pool.submit(lambda: video.add(frame))
             refuse(video.n_frames == 0, "frames", "at least one", "none")
             video.finish()
         finally:
-            pool.close(drop=True)
             video.close()
 
 
@@ -114,19 +112,19 @@ def _has_x264() -> bool:
 class WriterPool:
     """Runs what it is given in `threads` threads, in order where there is one, never more than `ahead` calls behind.
 
-    What a call raises comes out of a later `submit`, or of `finish`.
+    What a call raises comes out of a later `submit`, or at the end of the context, which waits for all that is queued;
+    after an error only for what has begun, where that is to `drop` the rest.
 
     >>> done = []
-    >>> work = WriterPool(1, ahead=2)
-    >>> for word in ("a", "b", "c"):
-    ...     work.submit(lambda word=word: done.append(word))
-    >>> work.finish()
+    >>> with WriterPool(1, ahead=2) as work:
+    ...     for word in ("a", "b", "c"):
+    ...         work.submit(lambda word=word: done.append(word))
     >>> done
     ['a', 'b', 'c']
     """
 
-    def __init__(self, threads: int, *, ahead: int) -> None:
-        self._pool, self._ahead = ThreadPoolExecutor(threads, "nerfturbo-behind"), ahead
+    def __init__(self, threads: int, *, ahead: int, drop: bool = True) -> None:
+        self._pool, self._ahead, self._drop = ThreadPoolExecutor(threads, "nerfturbo-behind"), ahead, drop
         self._pending: deque[Future[None]] = deque()
 
     def submit(self, work: Callable[[], None]) -> None:
@@ -135,13 +133,12 @@ class WriterPool:
             self._pending.popleft().result()
         self._pending.append(self._pool.submit(work))
 
-    def finish(self) -> None:
-        """Wait for everything that is queued."""
-        while self._pending:
-            self._pending.popleft().result()
-        self._pool.shutdown()
+    def __enter__(self) -> "WriterPool":
+        return self
 
-    def close(self, *, drop: bool) -> None:
-        """End the threads: after all that is queued, or only what has begun. Harmless after `finish`."""
-        self._pool.shutdown(cancel_futures=drop)
-        self._pending.clear()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            while kind is None and self._pending:
+                self._pending.popleft().result()
+        finally:
+            self._pool.shutdown(cancel_futures=self._drop)

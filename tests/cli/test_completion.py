@@ -66,7 +66,7 @@ def test_other_shells_have_the_same_words(home: Path, shell: str) -> None:
     text = (home / FILES[shell]).read_text()
     assert all(
         word in text
-        for word in ("export mesh", "--faces", "cameras grid mesh nerfstudio onnx points web", "batch bench")
+        for word in ("export mesh", "--faces", "cameras grid mesh nerfstudio onnx points splats web", "batch bench")
     )
 
 

@@ -146,6 +146,7 @@ def smaller(text: str) -> list[str]:
         case "export" | "compare":
             words += ["--overwrite"]
             words += ["--tune-steps", "1", "--eval-views", "1"] if words[1] == "web" else []
+            words += ["--tune-seconds", "0.1", "--eval-views", "1"] if words[1] == "splats" else []
             words += ["--resolution", "16"] if words[1] == "mesh" and "--resolution" not in words else []
         case "tune":
             words += [*SMALL, *SMALL_FIELD, "--steps", "2", "--max-batch", "1024"]

@@ -75,3 +75,12 @@ def test_what_means_nothing_is_refused(moved: Path, run_folder: Path, nerfturbo:
     ):
         result = nerfturbo("train", "seesaw", "--preset", "dynamic-cpu", flag, value, "--output", "no")
         assert result.code == 2 and told in result.err and not Path("no").exists(), flag
+
+
+def test_splats_are_compared_with_photos_of_their_moment_alone(moving: Path, moved: Path, nerfturbo: Nerfturbo) -> None:
+    times = [frame["time"] for frame in json.loads((moving / "transforms_test.json").read_text())["frames"]]
+    assert len(times) == 2 and min(times) > 0.1  # splats show time 0
+    words = ["--splats", 60, "--tune-seconds", 0, "--eval-views", 2, "--backend", "reference", "--json"]
+    result = nerfturbo("export", "splats", moved, "a.ply", *words)
+    assert result.code == 0, result.err
+    assert result.json["score"]["views"] == 2 and result.json["score"]["against_photos"] is None

@@ -20,6 +20,8 @@ REFERENCE = ["--backend", "reference"]
     [
         ("mesh", "a.glb", ["--resolution", "16", "--density", "0.5", "--keep-hidden"]),
         ("points", "a.ply", ["--points", "50"]),
+        ("splats", "a.ply", ["--splats", "60", "--tune-seconds", "0.2", "--eval-views", "1"]),
+        ("splats", "a.splat", ["--splats", "60", "--tune-seconds", "0", "--eval-views", "0"]),
         ("grid", "a.npz", []),
     ],
 )
@@ -27,11 +29,15 @@ def test_every_export_writes_its_file(
     nerfturbo: Nerfturbo, run_folder: Path, kind: str, out: str, flags: list[str]
 ) -> None:
     result = nerfturbo("export", kind, run_folder, out, *flags, *REFERENCE, "--json")
-    if kind == "points" and result.code == 2:  # twelve steps may leave nothing solid to see
+    if kind in ("points", "splats") and result.code == 2:  # twelve steps may leave nothing solid to see
         assert "at least one that a camera sees" in result.err
         return
     assert result.code == 0, result.err
     assert Path(out).stat().st_size == result.json["bytes"] > 0 and result.json["seconds"] > 0
+    if kind == "splats":
+        header = Path(out).read_bytes().find(b"end_header\n") + len("end_header\n") if out == "a.ply" else 0
+        assert result.json["bytes"] == header + (248 if header else 32) * result.json["splats"] > header
+        assert (result.json["score"] or {"views": 0})["views"] == result.json["poses_aligned"] + int(flags[-1])
     again = nerfturbo("export", kind, run_folder, out, *flags, *REFERENCE)
     assert again.code == 2 and "--overwrite" in again.err
 
@@ -43,7 +49,7 @@ def test_a_textured_mesh_is_two_files_and_a_score(nerfturbo: Nerfturbo, run_fold
     assert result.json["files"] == ["a.glb", "a.obj", "a.mtl", "a.png"]
     assert all(Path(name).stat().st_size > 0 for name in result.json["files"])
     score = result.json["texture"]
-    assert 0.0 < score["psnr"] < 60.0 and 0.0 < score["covered"] <= 1.0 and score["views"] > 0
+    assert 0.0 < score["against_photos"] < 60.0 and 0.0 < score["covered"] <= 1.0 and score["views"] > 0
     Path("a.obj").unlink()
     again = nerfturbo("export", "mesh", run_folder, "a.obj", *flags, *REFERENCE)
     assert again.code == 2 and "a.glb: expected a new file" in again.err and not Path("a.obj").exists()
@@ -74,10 +80,10 @@ def test_exports_take_the_crop_that_was_saved_with_the_run(nerfturbo: Nerfturbo,
         other = nerfturbo("export", "mesh", run_folder, name, *flags, *override)
         assert other.json["faces"] == whole.json["faces"] and "saved in the viewer" not in other.err
     RunFolder(run_folder).write_crop(Aabb.cube(1.0, (50.0, 0.0, 0.0)))
-    for words in (["mesh", run_folder, "a.ply"], ["points", run_folder, "a.ply"], ["web", run_folder, "a.html"]):
-        empty = nerfturbo("export", *words, *REFERENCE)
+    for kind, out in (("mesh", "a.ply"), ("points", "a.ply"), ("splats", "a.ply"), ("web", "a.html")):
+        empty = nerfturbo("export", kind, run_folder, out, *REFERENCE)
         assert empty.code == 2 and "crop.json: expected a box that holds a part of the scene" in empty.err, empty.err
-        assert not Path(words[2]).exists()
+        assert not Path(out).exists()
 
 
 @pytest.mark.parametrize(
@@ -92,6 +98,9 @@ def test_exports_take_the_crop_that_was_saved_with_the_run(nerfturbo: Nerfturbo,
         (["mesh", "RUN", "a.glb", "--density", "1e9", "--resolution", "16"], "densest point"),
         (["points", "RUN", "a.obj"], "ending in .ply"),
         (["points", "RUN", "a.ply", "--points", "0"], "--points"),
+        (["splats", "RUN", "a.spz"], "ending in .ply, .splat, .html"),
+        (["splats", "RUN", "a.ply", "--splats", "0"], "--splats"),
+        (["splats", "RUN", "a.ply", "--tune-seconds", "-1"], "--tune-seconds"),
         (["grid", "RUN", "a.npy"], "ending in .npz"),
         (["onnx", "RUN", "a.pt"], "ending in .onnx"),
         (["web", "RUN", "a.txt"], "ending in .html"),

@@ -15,8 +15,9 @@ import torch
 import nerfturbo.export.web.bake as bake_module
 from nerfturbo.config import UniformSamplerConfig
 from nerfturbo.errors import InputError
+from nerfturbo.evaluation.evaluate import SCORED_PIXELS, views_to_score
 from nerfturbo.evaluation.metrics import psnr
-from nerfturbo.export.web.bake import SCORED_PIXELS, BakeSettings, bake, score, views_to_score
+from nerfturbo.export.web.bake import BakeSettings, bake, score
 from nerfturbo.export.web.baked import Baked, Chunk, decode_density, encode_density, pack
 from nerfturbo.export.web.lattice import BLOCK, TEXELS, Lattice, SparseBlocks
 from nerfturbo.export.web.page import PageFacts, bundle, write_page

@@ -12,12 +12,17 @@ import numpy as np
 import pytest
 
 from nerfturbo.data.cameras import Cameras
+from nerfturbo.export.splats import REST
+from nerfturbo.export.splats.files import splat_bytes
+from nerfturbo.export.splats.make import picture
 from nerfturbo.export.web.bake import Score
 from nerfturbo.export.web.baked import Baked
-from nerfturbo.export.web.page import PageFacts, write_page
+from nerfturbo.export.web.page import PageFacts, splat_page, write_page
 from nerfturbo.export.web.reference import render_page
+from nerfturbo.types import Aabb
 
 from ..viewer.test_browser import FLAGS, PATIENCE, find_browser, until
+from .test_splats import some_splats, view
 from .web_scene import make_baked, make_cameras, make_result
 
 pytestmark = pytest.mark.slow
@@ -105,6 +110,26 @@ def test_the_pixels_are_those_of_the_reference(browser, opened, baked: Baked, tm
     assert page.failures == []
     if kind == "plain":
         page.context.close()
+
+
+def test_splats_on_a_page_are_those_of_the_rasteriser(browser, tmp_path: Path) -> None:
+    splats, camera, file = some_splats(400, scale=0.1), view(60, 40), tmp_path / "splats.html"
+    splats[:, REST] = 0.0  # the page has one colour for all directions
+    file.write_bytes(splat_page(splat_bytes(splats), Aabb.cube(1.5), camera, NAME))
+    page = open_page(browser, file.as_uri())
+    drawn = picture(splats, camera, 0).numpy() * 255.0
+    pose, lens = camera.camera_to_world[0], [*camera.focal[0].tolist(), *camera.center[0].tolist()]
+    words = [pose[:, 3].tolist(), pose[:, :3].T.tolist(), lens]
+    script = "([eye, axes, lens]) => Array.from(nerfturbo.page.splats.pixels({eye, axes, lens, width: 60, height: 40}))"
+    error = np.abs(np.array(page.evaluate(script, words)).reshape(40, 60, 4)[..., :3] - drawn)
+    assert drawn.std() > 20.0 and error.mean() < 1.5 and np.quantile(error, 0.99) < 8.0, (error.mean(), error.max())
+    assert page.failures == [] and page.evaluate("window.hacked") is None and page.title() == NAME
+    assert page.asked == [file.as_uri()] and page.inner_text("#said") == ""
+    page.context.close()
+    file.write_bytes(splat_page(b"12345", Aabb.cube(1.5), camera, "broken"))
+    page = open_page(browser, file.as_uri())
+    assert "a part of its splats is missing" in page.inner_text("#said") and page.failures == []
+    page.context.close()
 
 
 def test_nothing_leaves_the_page_and_names_stay_text(opened) -> None:

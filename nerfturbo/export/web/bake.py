@@ -12,9 +12,8 @@ from torch import Tensor
 from ...data.cameras import Cameras
 from ...data.placement import require_plain
 from ...data.pool_file import check_memory
-from ...data.scene import Scene, downscaled
-from ...evaluation.evaluate import choose_views, truth_image
-from ...evaluation.metrics import mean_psnr, psnr
+from ...data.scene import Scene
+from ...evaluation.evaluate import Comparison, compare
 from ...rendering.model import FAR, NerfModel, half_box
 from .. import Progress, quiet
 from ..mesh import export_box
@@ -36,8 +35,6 @@ VERTEX_BYTES = 16 * (N_BASE + N_FEATURES)  # of fine-tuning: value, gradient, an
 SLACK = 0.94  # of the budget that first values may take: fine-tuning makes them a little less regular
 SAMPLED = 1 << 18  # vertices; of more, every SAMPLED_BLOCKS-th block says what a vertex takes before all are asked
 SAMPLED_BLOCKS = 8
-SCORED_PIXELS = 1 << 16  # of a view that a CPU compares
-SAME_TIME = 0.01
 _log = logging.getLogger(__name__)
 
 
@@ -56,13 +53,9 @@ class BakeSettings:
 
 
 @dataclass(frozen=True)
-class Score:
-    """Means over views, in dB; None where there was nothing to compare with."""
+class Score(Comparison):
+    """And what a pixel of the page takes, in the mean."""
 
-    against_field: float
-    against_photos: float | None
-    field_against_photos: float | None
-    views: int
     steps_per_pixel: float
     fetches_per_pixel: float
 
@@ -273,35 +266,17 @@ def score(
     *,
     views: int = 10,
     time: float | None = None,
+    photos: bool = True,
     progress: Progress = quiet,
 ) -> Score:
-    """How close the page's pictures of test views come to the field's own and to the photos, as rounded to bytes."""
-    chosen, cameras = choose_views(len(scene), views), scene.cameras
-    if cameras.times is not None and time is not None:  # the field at the page's moment; photos of others do not count
-        cameras = replace(cameras, times=torch.full_like(cameras.times, time))
-    ours, photos, theirs, costs = [], [], [], []
-    for done, index in enumerate(chosen):
+    """How close the page's pictures of test views come to the field's own and to the photos, and what they cost."""
+    costs = []
+
+    def draw(cameras: Cameras, index: int) -> tuple[Tensor, None]:
         page = render_page(baked, cameras, index)
-        field = model.render_image(cameras, index).rgb.clamp(0.0, 1.0)
-        rgb = (page.rgb * 255.0).round() / 255.0
-        counts = scene.used_pixels(index, model.device)
-        truth = truth_image(scene, index, device=model.device)
-        ours.append(psnr(rgb, field, counts))
-        if scene.cameras.times is None or time is None or abs(float(scene.cameras.times[index]) - time) < SAME_TIME:
-            photos.append(psnr(rgb, truth, counts))
-            theirs.append(psnr(field, truth, counts))
         costs.append(torch.stack([page.steps.float().mean(), page.fetches.float().mean()]))
-        progress((done + 1) / len(chosen))
-    page_photos, field_photos = (mean_psnr(values) if values else None for values in (photos, theirs))
+        return page.rgb, None
+
+    found = compare(model, scene, draw, views=views, time=time, photos=photos, progress=progress)
     steps, fetches = torch.stack(costs).mean(0).tolist()
-    return Score(mean_psnr(ours), page_photos, field_photos, len(chosen), steps, fetches)
-
-
-def views_to_score(scene: Scene, device: torch.device) -> tuple[Scene, int]:
-    """Ten views; on a CPU two of at most SCORED_PIXELS, shrunk by a whole number where they are larger."""
-    if device.type != "cpu":
-        return scene, 10
-    pixels = int(scene.cameras.size[0].prod())
-    divisor = max(1, math.ceil(math.sqrt(pixels / SCORED_PIXELS) - 0.1))
-    views = max(1, min(10, 2 * SCORED_PIXELS * divisor**2 // pixels))
-    return downscaled(scene.select(choose_views(len(scene), views)), divisor), views
+    return Score(**vars(found), steps_per_pixel=steps, fetches_per_pixel=fetches)

@@ -12,7 +12,7 @@ _CELLS, _BLOCK = CELLS, BLOCK
 
 
 @jit(exact=True)
-def _gather(first, last, positions, center, half, voxel, levels, counts, slots, texels, empty, ids, weights):  # noqa: ANN001, ANN202
+def _gather(first, last, positions, center, half, voxel, levels, counts, slots, texels, empty, ids, weights):
     """ids and weights (n, 8) of the vertices around each position; `counts` are blocks per axis, x first."""
     one, local = np.float32(1.0), np.empty(3, np.float32)
     cell, block = np.empty(3, np.int64), np.empty(3, np.int64)
@@ -48,7 +48,7 @@ def _gather(first, last, positions, center, half, voxel, levels, counts, slots, 
 
 
 @jit()
-def _forward(first, last, values, ids, weights, out):  # noqa: ANN001, ANN202
+def _forward(first, last, values, ids, weights, out):
     """out (n, channels) = sum over the eight of weight * value, rounded to a byte."""
     scale = np.float32(255.0)
     for i in range(first, last):
@@ -62,7 +62,7 @@ def _forward(first, last, values, ids, weights, out):  # noqa: ANN001, ANN202
 
 
 @jit()
-def _backward(first, last, grad, ids, weights, sink):  # noqa: ANN001, ANN202
+def _backward(first, last, grad, ids, weights, sink):
     """The scatter; rows repeat, so one thread does all of it."""
     for i in range(first, last):
         for k in range(8):

@@ -26,6 +26,7 @@ from ...errors import InputError, refuse
 from ...evaluation.report import data_uri
 from ...evaluation.run_folder import finite
 from ...files import replacing, write_atomically
+from ...types import Aabb
 from . import reference
 from .bake import BakeResult, Score
 from .baked import Baked, Chunk, header
@@ -53,7 +54,7 @@ def write_page(path: Path, result: BakeResult, cameras: Cameras, facts: PageFact
     """Write the page, whole or not at all, and return the bytes of all its files. With `split`, `path` is a folder."""
     scene = header(result.baked) | {
         "chunks": [chunk.describe() for chunk in result.chunks],
-        "camera": _first_view(result, cameras),
+        "camera": _first_view(result.baked.blocks.lattice.box, cameras),
         "folder": DATA_FOLDER if split else None,
     }
     told = {"name": facts.name, "seconds": facts.seconds} | ({} if facts.score is None else asdict(facts.score))
@@ -96,17 +97,13 @@ def render_page(scene: dict[str, Any], chunks: Sequence[Chunk], still: str = "",
         "/*SCRIPTS*/": scripts,
         "/*CHUNKS*/": "\n".join(inline[FIRST_CHUNKS:]),
     }
-    rest, pieces = _source("index.html"), []
-    for mark, text in parts.items():  # in the order in which they stand in the page, so that no text is searched
-        before, _, rest = rest.partition(mark)
-        pieces += [before, text]
-    return "".join([*pieces, rest]).encode("utf-8")
+    return _filled("index.html", parts)
 
 
-def bundle() -> str:
+def bundle(modules: Sequence[str] = MODULES) -> str:
     """All modules as one script: each a function of its own that returns what it exports."""
     lines = ['"use strict";', "const modules = {};"]
-    for name in MODULES:
+    for name in modules:
         source = _source(name)
         exported = [match.group(2) for match in _EXPORT.finditer(source)]
         source = _IMPORT.sub(lambda match: f'const {{{match.group(1)}}} = modules["{match.group(2)}"];\n', source)
@@ -128,12 +125,26 @@ def check_page_path(path: Path, *, split: bool) -> None:
     refuse(other, str(path), "a file ending in .html", repr(path.suffix), "--split writes a folder")
 
 
-def _first_view(result: BakeResult, cameras: Cameras) -> dict[str, Any]:
+def splat_page(content: bytes, box: Aabb, cameras: Cameras, name: str) -> bytes:
+    """A page that shows splats (a .splat file's bytes), from the first camera on."""
+    parts = {"/*TITLE*/": html.escape(name), "/*CAMERA*/": json.dumps(_first_view(box, cameras))}
+    parts |= {"/*SPLATS*/": base64.b64encode(content).decode("ascii")}
+    return _filled("splats.html", parts | {"/*SCRIPT*/": bundle(("camera.js", "controls.js", "splats.js"))})
+
+
+def _filled(name: str, parts: dict[str, str]) -> bytes:
+    rest, pieces = _source(name), []
+    for mark, text in parts.items():  # in the order in which they stand in the page, so that no text is searched
+        before, _, rest = rest.partition(mark)
+        pieces += [before, text]
+    return "".join([*pieces, rest]).encode("utf-8")
+
+
+def _first_view(box: Aabb, cameras: Cameras) -> dict[str, Any]:
     """The first training camera, turned upright, looking at the middle of the scene or at least past it."""
-    lattice = result.baked.blocks.lattice
     eye, forward = cameras.positions[0].double().cpu(), cameras.forward[0].double().cpu()
-    radius = lattice.box.diagonal * 0.5
-    ahead = max(float((eye.new_tensor(lattice.center) - eye) @ forward), 0.1 * radius)
+    radius = box.diagonal * 0.5
+    ahead = max(float((eye.new_tensor(box.center) - eye) @ forward), 0.1 * radius)
     focal, size = float(cameras.focal[0].mean()), int(cameras.size[0].min())
     look = {"eye": eye.tolist(), "target": (eye + forward * ahead).tolist(), "radius": radius}
     return look | {"fieldOfView": 2.0 * math.atan(0.5 * size / focal)}

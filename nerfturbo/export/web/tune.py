@@ -2,7 +2,6 @@
 rounded to bytes on the way (straight through in the backward), so that what is learned is what is stored."""
 
 import math
-import time as clock
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from ...ops.composite import composite, visibility
 from ...ops.march import StepRule, march
 from ...ops.packed import compact
 from ...sampling.grid import OccupancyGrid
-from .. import Progress, quiet
+from .. import Progress, paced, quiet
 from .baked import DENSITY, LAST_LIGHT, N_BASE, STEP, DeferredNetwork, decode_density, meant_features, shade
 from .lattice import SparseBlocks
 from .teacher import RayPool
@@ -99,18 +98,12 @@ def tune(
     generator = torch.Generator().manual_seed(settings.seed)
     network = DeferredNetwork(generator).to(values.device) if values.shape[1] > N_BASE else None
     learner = _Learner(blocks, values, network, pool)
-    started, step, losses = clock.perf_counter(), 0, []
-    while step < settings.steps:
-        share = max(step / settings.steps, (clock.perf_counter() - started) / max(settings.seconds, 1e-9))
-        if share >= 1.0:
-            break
-        fade = min(1.0, (step + 1) / 10) * math.pow(settings.final_lr_fraction, share)
+    step, losses = 0, []
+    for step, share in enumerate(paced(settings.seconds, settings.steps, progress), 1):
+        fade = min(1.0, step / 10) * math.pow(settings.final_lr_fraction, share)
         loss = learner.step(settings, generator, fade)
-        if step % REPORT_EVERY == 0:
+        if step % REPORT_EVERY == 1:
             losses.append(loss.item())
-        progress(share)
-        step += 1
-        started = clock.perf_counter() if step == 1 else started  # the first step compiles
     values.clamp_(0.0, 1.0)
     return network, step, tuple(losses)
 
