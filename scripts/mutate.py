@@ -104,7 +104,7 @@ TRITON = ("adam", "composite", "hash_encode", "march", "packed", "mlp")
 KERNELS = {
     "mlp": "kernels/test_fused_mlp.py kernels/test_wide_mlp.py ops/test_fused_mlp.py",
     "hash_encode": "kernels/test_hash_encode.py ops/test_hash_encode.py ops/test_fade_levels.py",
-    "march": "kernels/test_march.py ops/test_march.py",
+    "march": "kernels/test_march.py ops/test_march.py ops/test_occupancy.py",
     "composite": "kernels/test_composite.py ops/test_composite.py ops/test_merge_weak_samples.py",
 }
 NEAR |= {f"ops/{name}/triton.py": KERNELS.get(name, f"kernels/test_{name}.py ops/test_{name}.py") for name in TRITON}

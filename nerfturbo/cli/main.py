@@ -35,7 +35,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "compare": ("evaluate", "compare", "compare runs in one table and on one page"),
     "export mesh": ("export", "mesh", "write the surface of a run as a mesh: .glb, .ply or .obj"),
     "export points": ("export", "points", "write a point cloud of a run with colours and normals: .ply"),
-    "export splats": ("export", "splats", "write a run as 3D Gaussians for splat viewers: .ply, .splat or .html"),
+    "export splats": ("export", "splats", "write a run as 3D Gaussians for splat viewers: .ply or .splat"),
     "export grid": ("export", "grid", "write the occupancy grid of a run: .npz"),
     "export cameras": ("export", "cameras", "write the cameras of a run, as they were learned: .json"),
     "export nerfstudio": ("export", "nerfstudio", "write the cameras and a path of a run for nerfstudio: a folder"),
