@@ -36,7 +36,7 @@ from ..ops.packed import packed_sum
 from ..types import Aabb, PackedSamples, Rays
 from .render import RgbSigmaFn
 
-POSE_PIXELS, PHOTO_LR = 0.1, 5e-3  # peak learning rates: of cameras, in pixels; of exposures and appearances
+POSE_PIXELS, PHOTO_LR = 0.02, 5e-3  # peak learning rates: of cameras, in pixels; of exposures and appearances
 # While cameras are refined, levels of the hash grid fade in, coarse to fine, over this share of the run.
 FADE_IN, FIRST_LEVELS = 0.4, 4
 MEAN_EVERY = 4  # rays, of which one trains with the mean appearance

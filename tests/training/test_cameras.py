@@ -99,7 +99,8 @@ def test_a_known_perturbation_is_recovered_and_the_scene_is_sharp_again(monkeypa
 def test_a_focal_length_that_is_wrong_on_one_axis_is_found_and_test_views_have_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(photos, "FADE_IN", 0.1)  # of a run of 320 steps
+    for name, value in {"POSE_PIXELS": 0.1, "FADE_IN": 0.1}.items():  # for a run of 320 steps
+        monkeypatch.setattr(photos, name, value)
 
     def stretched(scene: Scene) -> Scene:
         return replace(scene, cameras=replace(scene.cameras, focal=scene.cameras.focal * torch.tensor([0.97, 1.0])))
