@@ -53,7 +53,7 @@ class MeshArgs(BoxArgs):
     """Iso-level for marching cubes; unless given, where a marching step has an optical thickness of 0.1."""
     faces: Count = None  # Decimate to about this many triangles.
     up: Literal["y", "z", "file"] | None = None
-    """Axis that points up, or file for the scene's own axes; unless given, y in a .glb and the scene's in others."""
+    """Axis that points up, or file for the scene's own axes; unless given, the scene's in a .ply, y in others."""
     keep_hidden: bool = False
     """Keep surfaces that no camera of training sees: undersides, and the inside of solid things."""
     texture: bool = False

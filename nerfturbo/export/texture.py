@@ -153,12 +153,11 @@ def write_textured(path: Path, mesh: TexturedMesh, to_original: Tensor | None = 
     glb, obj, mtl, png = (path.with_suffix(ending) for ending in (".glb", ".obj", ".mtl", ".png"))
     image = Image.fromarray(to_bytes(mesh.texture).numpy())
     flipped = mesh.places * torch.tensor([1.0, -1.0]) + torch.tensor([0.0, 1.0])  # both count from the bottom here
-    places = (upright(to_original, up or own) for own in ("y", "file"))
-    turned = [(transform_points(mesh.vertices.double(), at), rotate_normals(mesh.normals, at)) for at in places]
-    (points, normals), (own_points, own_normals) = turned
+    place = upright(to_original, up or "y")
+    points, normals = transform_points(mesh.vertices.double(), place), rotate_normals(mesh.normals, place)
     write_atomically(glb, glb_bytes(points, mesh.faces, normals, places=flipped, image=image, mipmaps=True))
     lines = ["# nerfturbo", f"mtllib {mtl.name}", "usemtl texture"]
-    for name, rows in (("v", own_points), ("vt", flipped), ("vn", own_normals)):
+    for name, rows in (("v", points), ("vt", flipped), ("vn", normals)):
         lines += [f"{name} " + " ".join(f"{value:.6g}" for value in row) for row in rows.tolist()]
     lines += ["f " + " ".join(f"{corner}/{corner}/{corner}" for corner in row) for row in (mesh.faces + 1).tolist()]
     with replacing(png) as temporary:
