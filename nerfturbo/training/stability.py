@@ -54,7 +54,7 @@ class ScaleWatch:
 
     def see(self, step: int, skipped: int, scale: float) -> Advice | None:
         """`skipped` of the steps since the last call, the last of them numbered `step` - 1, had no update."""
-        before, previous = self._last or (step - max(1, skipped), scale)
+        before, previous = self._last or (step, scale)
         self._last = (step, scale)
         all_skipped = skipped > 0 and skipped >= step - before
         self.in_a_row = self.in_a_row + skipped if all_skipped else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shutil
 import struct
@@ -64,9 +65,11 @@ def test_pickles_and_boastful_headers_are_refused(nerfturbo: Nerfturbo, scene: P
     np.save(tmp_path / "llff/poses_bounds.npy", np.array([Bomb()], dtype=object), allow_pickle=True)
     exporters.write_neus(tmp_path / "neus")
     np.savez(tmp_path / "neus/cameras_sphere.npz", world_mat_0=np.array([Bomb()], dtype=object))
-    for name in ("poses_bounds.npy", "cameras_sphere.npz"):
-        with pytest.raises(InputError, match=name):
-            load_scene(tmp_path / ("llff" if name.endswith("npy") else "neus"))
+    folders.write_llff(tmp_path / "bare")
+    (tmp_path / "bare/poses_bounds.npy").write_bytes(pickle.dumps(Bomb()))  # without a header of numpy's
+    for name, file in (("llff", "poses_bounds.npy"), ("bare", "poses_bounds.npy"), ("neus", "cameras_sphere.npz")):
+        with pytest.raises(InputError, match=file):
+            load_scene(tmp_path / name)
     assert not Path("ran").exists()
 
 

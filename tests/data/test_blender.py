@@ -68,6 +68,7 @@ def test_write_and_read_back(tmp_path: Path, channels: int) -> None:
         assert torch.allclose(again.cameras.focal, scene.cameras.focal, rtol=1e-6)
         assert torch.equal(again.cameras.center, scene.cameras.center)
         assert again.aabb == scene.aabb and again.has_alpha == (channels == 4)
+        assert again.to_original is not None and torch.equal(again.to_original, torch.eye(4, dtype=torch.float64))
     assert [path.name for path in folder.parent.iterdir()] == ["scene"]  # nothing half-written beside it
 
 

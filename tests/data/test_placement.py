@@ -10,7 +10,7 @@ import torch
 from nerfturbo.config import Config, GridConfig, GridSamplerConfig, LossConfig, VanillaConfig
 from nerfturbo.data.cameras import Cameras, look_at
 from nerfturbo.data.options import LoadOptions
-from nerfturbo.data.placement import _sample, levels_for, place, placed_poses
+from nerfturbo.data.placement import _sample, levels_for, place, place_in_ndc, placed_poses
 from nerfturbo.data.scene_defaults import fitted_config
 from nerfturbo.presets import preset
 
@@ -82,6 +82,20 @@ def test_cameras_side_by_side_look_at_a_box_ahead() -> None:
     assert 0.1 < placement.extent.near < 0.5
 
 
+def test_the_box_of_bent_rays_holds_whichever_corner_of_the_pictures_is_farthest_aside() -> None:
+    eyes = torch.tensor([[-0.1, 0.0, 0.0], [0.1, 0.0, 0.0]], dtype=torch.float64)
+    poses = look_at(eyes, eyes + torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))
+    roll = torch.tensor([[0.96, -0.28, 0.0], [0.28, 0.96, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
+    poses[:, :, :3] = poses[:, :, :3] @ torch.stack([roll, roll.T])  # about the mean camera: no two corners are level
+    across = torch.linspace(-1.0, 1.0, 15, dtype=torch.float64)
+    points = torch.cartesian_prod(across, torch.tensor([3.0], dtype=torch.float64), across)
+    cameras, sides = cameras_at(poses), []
+    for shift in ((8.0, 6.0), (8.0, -6.0), (-8.0, 6.0), (-8.0, -6.0)):
+        moved_center = replace(cameras, center=cameras.center + torch.tensor(shift))
+        sides.append(place_in_ndc(moved_center, poses, points).extent.aabb.high[0])
+    assert sides == [pytest.approx(1.001 * (0.96 * 21.0 + 0.28 * 28.0) / 15.0)] * 4  # upwards, in half heights
+
+
 def test_the_farthest_camera_is_the_unit_whoever_stands_in_the_middle() -> None:
     around = ring()
     center = place(cameras_at(around), around).to_original[:3, 3]
@@ -94,8 +108,9 @@ def test_the_farthest_camera_is_the_unit_whoever_stands_in_the_middle() -> None:
 
 
 def test_one_camera_and_cameras_without_a_common_up() -> None:
-    one = ring(1)
-    assert place(cameras_at(one), one).extent.far > 0.0
+    for few in (ring(1), ring(4)[:2]):  # two lines of sight nearly always meet
+        placement = place(cameras_at(few), few)
+        assert placement.extent.far > 0.0 and "no common point" in placement.notes[1]
     poses = ring(4)
     poses[::2, :, :2] *= -1.0  # half of them upside down
     placement = place(cameras_at(poses), poses)

@@ -126,16 +126,28 @@ def test_half_is_off_by_its_rounding_alone(kernel_device: torch.device, widths: 
     assert_within(got, run("reference", inputs, weights, rows), 0.003)
 
 
-def test_what_does_not_fit_a_fused_kernel_runs_by_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_a_fused_kernel_runs_by_layers(
+    kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _mlp = pytest.importorskip("nerfturbo.ops.mlp.triton")
     small = [torch.empty(64, 32, device="meta"), torch.empty(16, 64, device="meta")]
     large = [torch.empty(128, 128, device="meta")] * 4
     device = torch.device("cuda")
-    for generation, shared, expected in ((9, 227, (True, False)), (8, 99, (True, False)), (7, 64, (False, False))):
+    for generation, shared, expected in (
+        (9, 227, (1, 1, 0)),
+        (8, 227, (1, 0, 0)),
+        (8, 99, (1, 0, 0)),
+        (7, 64, (0,) * 3),
+    ):
         monkeypatch.setattr(_mlp, "_capability", lambda _, found=(generation, shared * 1024): found)
-        assert tuple(_mlp.fits(w, torch.float16, device) for w in (small, large)) == expected
+        assert tuple(_mlp.fits(w, torch.float16, device) for w in (small, large[:3], large)) == expected
     monkeypatch.setattr(_mlp, "fp32_precision", lambda: "ieee")
     assert not _mlp.fits(small, torch.float32, device)
+    asked: list[tuple] = []
+    monkeypatch.setattr(_mlp, "fits", lambda *given: asked.append(given))
+    inputs, weights = make((32, 64, 16), 9, kernel_device)
+    assert_within(run("triton", inputs, weights), run("reference", inputs, weights), 0.003)
+    assert [(len(own), *rest) for own, *rest in asked] == [(2, torch.float32, inputs.device)]
 
 
 def test_a_gpu_says_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,3 +165,11 @@ def test_deterministic_gradient_is_bit_equal() -> None:
     assert torch.equal(runs[0], runs[2])
     _, want = table_gradient("reference", positions, table, layout, grad)
     assert_close("gradient to table", runs[0], want, 1e-4)
+
+
+def test_gpus_since_hopper_add_several_numbers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = pytest.importorskip("nerfturbo.ops.hash_encode.triton")
+    for hip, generation in ((None, 8), (None, 9), ("6.2", 9)):
+        monkeypatch.setattr(torch.version, "hip", hip)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=generation: (found, 0))
+        assert encoder._vector_atomics.__wrapped__(torch.device("cuda")) == (hip is None and generation == 9)

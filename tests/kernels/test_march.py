@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -33,15 +34,20 @@ def _march(device: torch.device, origins: Tensor, directions: Tensor, grid: Occu
 
 
 @pytest.mark.parametrize("levels", LEVELS)
-@pytest.mark.parametrize(("step", "cone"), [(0.007, 0.0), (0.02, 0.0), (0.006, 1 / 64)][: None if ON_GPU else 1])
+@pytest.mark.parametrize(
+    ("step", "cone"), [(0.007, 0.0), (0.006, 1 / 16), (0.02, 0.0), (0.006, 1 / 64)][: None if ON_GPU else 2]
+)
 def test_skipping_changes_nothing(
     kernel_device: torch.device, small_segments: None, monkeypatch, levels: int, step: float, cone: float
 ):
-    origins, directions = make_rays(2000 if ON_GPU else 6, radius=3.0 if levels == 1 else 1.5)
-    grid, rule = (
-        make_grid(32, levels, fraction=0.02 if ON_GPU else 0.08),
-        StepRule(step_size=step, near=0.1, cone_angle=cone),
-    )
+    cells = torch.zeros(levels, 32, 32, 32, dtype=torch.bool)  # occupied in one place, where the rays lead
+    cells[:, 8:16, 12:20, 16:24] = True
+    grid = replace(make_grid(32, levels), bits=pack_bits(cells.flatten()))
+    rule = StepRule(step_size=step, near=0.1, cone_angle=cone)
+    origins, aside = make_rays(2000 if ON_GPU else 6, radius=3.0 if levels == 1 else 1.5)
+    low, high = grid.aabb.tensor()
+    place = low + (high - low) * torch.tensor([12.0, 16.0, 20.0]) / 32.0
+    directions = torch.nn.functional.normalize(place + 0.3 * aside - origins, dim=-1)
     assert kernels._parts(grid, rule) > 0
     skipped = _march(kernel_device, origins, directions, grid, rule)
     monkeypatch.setattr(kernels, "SKIP_EMPTY", False)

@@ -28,6 +28,18 @@ def test_half_sums_run_in_single_precision():
         assert packed_sum(values, offsets).item() == 3750.0
 
 
+@pytest.mark.parametrize("share", [2.0, 0.5])  # all fits, half does
+def test_programs_begin_behind_the_sums_of_others(share: float, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("nerfturbo.ops.packed.triton.FIT_BLOCK", 16)
+    samples = samples_to(make_samples(63), HERE.device)
+    keep = (torch.rand(samples.capacity, generator=generator()) < 0.6).to(HERE.device)
+    results = []
+    for backend in ("triton", "reference"):
+        with use_backend(backend):
+            results.append(compact(samples, keep, capacity=int(share * keep.sum())))
+    assert torch.equal(results[0].offsets, results[1].offsets) and results[0].n_rays_kept == results[1].n_rays_kept
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("n_rays", "mean"), [(65536, 18), (8192, 100)])
 def test_real_size_matches_reference(n_rays: int, mean: int, poisoned_empty: None):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+import torch
 
 from .cases import SIZED, TARGETS, Target
 
@@ -16,3 +19,11 @@ def target(request: pytest.FixtureRequest) -> Target:
 def sized(request: pytest.FixtureRequest) -> tuple[Target, int]:
     """A target and a size: 1, an odd one, one that is no power of two."""
     return request.param
+
+
+@pytest.fixture
+def four_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)

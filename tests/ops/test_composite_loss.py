@@ -33,7 +33,9 @@ def _pixels(n_rays: int, channels: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.kind}-{rule.delta}")
 @pytest.mark.parametrize("channels", [3, 4])
-def test_matches_reference(sized: tuple[Target, int], rule: LossRule, channels: int, poisoned_empty: None):
+def test_matches_reference(
+    sized: tuple[Target, int], rule: LossRule, channels: int, poisoned_empty: None, four_threads: None
+):
     target, n_rays = sized
     require(target)
     samples = make_samples(n_rays, tail=13)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,14 +16,6 @@ from nerfturbo.ops.packed import take_rows
 from nerfturbo.training.trainer import Trainer
 
 from ..tiny import ball_scene, tiny_config
-
-
-@pytest.fixture
-def four_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(4)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("shape", [(700,), (700, 3), (700, 48)], ids=str)

@@ -60,12 +60,13 @@ def test_nothing_to_sum(target: Target, n: int, n_rays: int):
     require(target)
     values = torch.full((n,), float("nan"), device=target.device, requires_grad=True)
     offsets = torch.zeros(n_rays + 1, dtype=torch.int32, device=target.device)
-    with use_backend(target.backend):
-        total, running = packed_sum(values, offsets), packed_cumsum(values, offsets)
-    assert total.tolist() == [0.0] * n_rays
-    assert running.tolist() == [0.0] * n
-    (grad,) = torch.autograd.grad(total.sum() + running.sum(), values)
-    assert grad.tolist() == [0.0] * n
+    for backend in (target.backend, "reference"):
+        with use_backend(backend):
+            total, running = packed_sum(values, offsets), packed_cumsum(values, offsets)
+        assert total.tolist() == [0.0] * n_rays
+        assert running.tolist() == [0.0] * n
+        (grad,) = torch.autograd.grad(total.sum() + running.sum(), values)
+        assert grad.tolist() == [0.0] * n
 
 
 def test_packed_equals_padded():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -80,12 +82,14 @@ def test_what_is_dense_near_and_far_is_learned(kind):
     assert int(samples.n_samples) < 0.7 * int(everything.n_samples)
 
 
+@pytest.mark.parametrize("unit", [1.0, 2.5])
 @pytest.mark.parametrize("kind", ["sphere", "cube"])
-def test_thickness_is_that_of_steps_that_grow_from_the_middle_of_the_box(kind):
+def test_thickness_is_that_of_steps_that_grow_from_the_middle_of_the_box(kind, unit):
     def thinner(positions: torch.Tensor) -> torch.Tensor:
-        return (positions - torch.tensor([0.2, 0.0, -0.1])).norm(dim=-1).clamp(min=1.0).pow(-2.0)
+        return ((positions - torch.tensor([0.2, 0.0, -0.1])).norm(dim=-1) / unit).clamp(min=1.0).pow(-2.0)
 
-    grid = contracted(kind)
+    span = replace(SPAN, unit=unit)
+    grid = ContractedGrid(BOX, GridConfig(resolution=16), steps=64, span=span, contraction=kind)
     grid.update(0, thinner, all_cells=True)
     thickness = grid.cells.thickness[grid.cells.thickness >= 0.0]  # but for cells that are given up
     assert thickness.numel() > 1000

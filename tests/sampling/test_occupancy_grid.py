@@ -11,7 +11,7 @@ from nerfturbo.errors import InputError
 from nerfturbo.ops.march import StepRule, unpack_bits
 from nerfturbo.ops.march.reference import is_occupied
 from nerfturbo.sampling import GridSampler, MarchSettings, Pruning
-from nerfturbo.sampling.grid import Frusta, OccupancyGrid
+from nerfturbo.sampling.grid import Frusta, OccupancyGrid, seen_by_any
 from nerfturbo.types import Aabb, Rays
 
 BOX = Aabb((-1.0, -2.0, -1.0), (1.0, 2.0, 1.5))
@@ -108,6 +108,8 @@ def test_cells_no_camera_sees_stay_empty():
     occupied = unpack_bits(grid.bits)
     assert occupied[(centres[:, :2].norm(dim=-1) < 0.2)].all()
     assert not occupied[(centres[:, 1].abs() > 1.5)].any()
+    before = torch.tensor([[0.0, 0.0, 3.95]]).expand(2, 3)  # the near plane, by 0.05
+    assert seen_by_any(before, torch.tensor([0.06, 0.04]), frusta, 0.1).tolist() == [True, False]
 
 
 def test_spheres_hold_their_cells_and_little_more():

@@ -154,6 +154,8 @@ def test_the_best_by_score_stays_besides_the_newest(tmp_path: Path) -> None:
     assert steps_in(tmp_path) == [2, 4, 5]
     best = best_checkpoint(tmp_path)
     assert best is not None and read_state(best).score == 25.0
+    newer = save_checkpoint(tmp_path, replace(state(5), score=25.0), model(), None)
+    assert best_checkpoint(tmp_path) == newer
     save_checkpoint(tmp_path, replace(state(6), score=26.0), model(), None, keep=1)
     assert steps_in(tmp_path) == [6]
 

@@ -70,6 +70,7 @@ def test_rays_that_did_not_fit_count_for_nothing(monkeypatch: pytest.MonkeyPatch
     config = replace(config, sampler=replace(config.sampler, prune=False))
     model = Trainer(config, scene).model
     seen: list[Tensor] = []
+    monkeypatch.setattr(loss_module, "depth_errors", lambda *given: seen.append(depth_errors(*given)) or seen[-1])
 
     def place(*given: object, **options: object) -> tuple[PackedSamples, Tensor]:
         samples, marched = place_samples(*given, **options)  # type: ignore[arg-type]
@@ -78,7 +79,9 @@ def test_rays_that_did_not_fit_count_for_nothing(monkeypatch: pytest.MonkeyPatch
         return samples, marched
 
     loss = depth_loss(model, step=0, fixed=True, first=0, place=place)
-    assert 0 < int(seen[0]) < 64 and math.isfinite(loss.item()) and loss.item() < FARTHEST
+    kept, errors = int(seen[0]), seen[1].detach()
+    assert 0 < kept < 64 and float(errors[kept]) == FARTHEST  # a ray without samples
+    assert loss.item() == pytest.approx(errors[:kept].mean().item()) and loss.item() < FARTHEST
 
 
 def test_it_is_a_mean_over_weighted_rays() -> None:

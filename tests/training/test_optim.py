@@ -114,19 +114,19 @@ def test_accumulated_batches_are_one_large_batch() -> None:
     assert float(first[0].norm()) == pytest.approx(float(first[1].norm()), rel=0.1)
 
 
-@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize(("every", "decay"), [(1, 0.3), (2, 0.45), (2, 0.9)])  # the last is not reached
 def test_the_running_mean_is_what_its_formula_says_and_comes_back_from_a_checkpoint(
-    tmp_path: Path, every: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, every: int, decay: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optim, "EMA_EVERY", every)
-    made = trainer(steps=5, ema_decay=0.5)
+    made = trainer(steps=5, ema_decay=decay)
     expected = [buffer.values.clone() for buffer in made.optimizer.buffers]
 
     def follow(t: Trainer, record: object) -> None:
         if t.step % every:
             return
         updates = t.step / every
-        memory = min(0.5**every, (1 + updates) / (10 + updates)) if updates > 1 else 0.0
+        memory = min(decay**every, (1 + updates) / (10 + updates)) if updates > 1 else 0.0
         for mean, buffer in zip(expected, t.optimizer.buffers, strict=True):
             mean.mul_(memory).add_(buffer.values, alpha=1 - memory)
 
@@ -140,8 +140,9 @@ def test_the_running_mean_is_what_its_formula_says_and_comes_back_from_a_checkpo
     assert all(torch.equal(b.values, w) for b, w in zip(made.optimizer.buffers, weights, strict=True))
     model = load_model(made.save(tmp_path))
     assert torch.equal(model.render_image(ball_scene("test").cameras, 0).rgb, averaged)
-    resumed = trainer(steps=5, ema_decay=0.5)
+    resumed = trainer(steps=5, ema_decay=decay)
     resumed.resume(tmp_path / "step_00000005")
+    assert all(torch.equal(b.values, w) for b, w in zip(resumed.optimizer.buffers, weights, strict=True))
     for one, two in zip(resumed.optimizer.averages, made.optimizer.averages, strict=True):
         assert torch.equal(one, two)
     later = trainer(steps=5, ema_decay=0.9)
@@ -178,6 +179,9 @@ def test_the_optimizer_of_other_loops_follows_its_groups() -> None:
     assert float(made.native.lr) == pytest.approx(1e-3)
     expected = [pytest.approx(1e-3 * (index + 1)) for index in range(len(made.native.buffers))]
     assert [float(buffer.lr) for buffer in made.native.buffers] == expected
+    other = optim.FieldAdam(trainer().model, OptimConfig(lr=1e-2))
+    other.load_state_dict(made.state_dict())
+    assert [group["lr"] for group in other.param_groups] == expected
 
 
 def test_a_sampler_that_knows_how_many_rays_fill_a_batch_limits_them() -> None:
@@ -201,3 +205,5 @@ def test_a_level_of_tables_decays_by_its_own_size() -> None:
     found = optim.level_decays(model, [model.tables[0], other], 12.0)
     assert found == ((0, 4, 0.0), (4, 6, 12.0), (6, 22, 3.0), (22, 34, 4.0))  # 2 * 12 / size, runs of one decay joined
     assert optim.level_decays(model, [other], 0.0) == ()
+    made = trainer(table_decay=12.0).optimizer
+    assert [bool(buffer.rule.decays) for buffer in made.buffers] == [False, True]  # networks, tables

@@ -237,8 +237,8 @@ def test_near_gradients_shrink_and_values_stay():
     density = torch.tensor([0.5, 0.5, 0.5], requires_grad=True)
     rgb = torch.rand(3, 3, requires_grad=True)
 
-    def field(*_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return rgb, density
+    def field(t_starts: torch.Tensor, t_ends: torch.Tensor, _: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return rgb, density * (t_ends - t_starts) / 0.1
 
     plain = volume_rendering(field, samples)
     expected = torch.autograd.grad(plain.rgb.sum(), (rgb, density))

@@ -19,7 +19,7 @@ def next_samples(live: LiveRays, *, rows: int, limits: RoundLimits, aabb: Aabb |
     n_live, device = int(live.n_live), live.state.device
     rays = live.places[live.side, :n_live].long()
     step, beyond = live.state[rays, STEP], torch.full((n_live, 2), float("inf"), device=device)
-    beyond[:, 0] = (lattice(live.rule, step) + lattice(live.rule, step + 1.0)) * 0.5
+    beyond[:, 0] = lattice(live.rule, step)
     options = {"jitter": None, "limits": beyond, "capacity": None, "n_active": None}
     rest = march(live.origins[rays], live.directions[rays], live.grid, live.rule, **options)
     k, place = inverse_lattice(live.rule, rest.t_starts).round(), rest.ray_indices.long()

@@ -28,7 +28,6 @@ def importance_sample(edges, weights, n_samples, *, jitter, padding) -> Tensor:
     total = weights.sum(-1, keepdim=True)
     lengths = edges[:, 1:] - edges[:, :-1]
     weights = torch.where(total > 0.0, weights, lengths)
-    total = torch.where(total > 0.0, total, lengths.sum(-1, keepdim=True))
     cdf = torch.cat([torch.zeros_like(total), weights.cumsum(-1)], dim=-1)
     steps = torch.arange(n_samples + 1, device=edges.device, dtype=edges.dtype)
     shift = 0.5 if jitter is None else jitter.to(edges.dtype)

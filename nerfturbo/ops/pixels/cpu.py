@@ -84,7 +84,7 @@ def _uniform(first, last, words, n, pixels):
 def choose_pixels(
     offsets, widths, n_rays, *, mask, guide, seed, step, first
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    drawn = torch.empty(n_rays, 2 if guide is None else 3, dtype=torch.int32)
+    drawn = torch.empty(n_rays, 3, dtype=torch.int32)
     draw(drawn, seed=seed, stream=int(Stream.PIXELS), step=step, first=first)
     words = drawn.numpy().view(np.uint32)
     pixels, weights, tiles = torch.empty(n_rays, dtype=torch.int64), None, None
