@@ -302,7 +302,7 @@ def gpu_figures() -> str:
 
 def cpu_figures() -> str:
     start, page, pool = values("cpu/first_preview"), values("cpu/live_page")["cost"], values("cpu/large_pool")
-    kill = values("cpu/kill_resume")
+    kill, bugs = values("cpu/kill_resume"), values("cpu/mutants")
     video, runs = values("cpu/outputs")["video"], pool["runs"]
     rows = [
         ("built-in scene, PSNR after 10 / 20 / 30 / 60 s", marks("cpu/toybox_scene"), "toybox_scene"),
@@ -329,6 +329,12 @@ def cpu_figures() -> str:
             f"{kill['commands']:,} commands killed {kill['kills']:,} times and started again",
             f"{kill['lost']} lost or not equal to the bit",
             "kill_resume",
+        ),
+        (
+            f"{bugs['planted']} bugs planted in the code, one at a time",
+            f"{bugs['noticed']} noticed by tests, {bugs['gone']} gone with their code, "
+            f"{bugs['equivalent']} change nothing",
+            "mutants",
         ),
     ]
     return table(["what", "measured", "file"], [[a, b, f"`cpu/{c}.json`"] for a, b, c in rows])
@@ -633,6 +639,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "kernels": lambda: kernels("h200/step_profile"),
     "kernels-capture": lambda: kernels("h200/capture_profile"),
     "choices-ngp": lambda: choices("h200/ngp_choice"),
+    "choices-cpu": lambda: listed(
+        values("cpu/ngp_choice"),
+        {"scene": "{scene}", "steps of the run": "{run}", "after": "{step}", "flags": "`{flags}`", "dB": "{psnr:.2f}"},
+    ),
     "choices-captures": lambda: choices("h200/captures_choice"),
     "choices-hierarchy": lambda: choices("h200/hierarchy_rate"),
     "steps-hierarchy": lambda: choices("h200/hierarchy_steps"),
