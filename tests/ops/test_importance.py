@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -20,10 +22,20 @@ def _histogram(n_rays: int, n_bins: int) -> tuple[torch.Tensor, torch.Tensor]:
     return edges, weights
 
 
-@pytest.mark.parametrize(("columns", "padding"), [(None, 0.0), (1, 0.0), (33, 0.0), (1, 0.01)])
-@pytest.mark.parametrize("n_bins", [1, 13])
+@pytest.mark.parametrize(
+    ("columns", "options"),
+    [
+        (None, {}),
+        (1, {}),
+        (33, {}),
+        (1, {"padding": 0.01}),
+        (None, {"blur": True}),
+        (1, {"padding": 0.01, "blur": True}),
+    ],
+)
+@pytest.mark.parametrize("n_bins", [1, 13, 40])
 def test_matches_reference(
-    sized: tuple[Target, int], n_bins: int, columns: int | None, padding: float, poisoned_empty: None
+    sized: tuple[Target, int], n_bins: int, columns: int | None, options: dict[str, Any], poisoned_empty: None
 ):
     target, n_rays = sized
     require(target)
@@ -32,7 +44,7 @@ def test_matches_reference(
     results = []
     for backend in (target.backend, "reference"):
         with use_backend(backend):
-            results.append(importance_sample(edges, weights, 32, jitter=jitter, padding=padding))
+            results.append(importance_sample(edges, weights, 32, jitter=jitter, **options))
     got, want = results
     assert got.dtype == want.dtype
     assert got.shape == want.shape
@@ -79,6 +91,12 @@ def test_padding_is_a_weight_more():
     torch.testing.assert_close(
         importance_sample(edges, weights, 12, padding=0.3), importance_sample(edges, weights + 0.3, 12)
     )
+
+
+def test_blur_draws_from_the_larger_neighbors():
+    edges, weights = torch.arange(6.0).expand(1, 6), torch.tensor([[0.0, 4.0, 0.0, 0.0, 2.0]])
+    wide = torch.tensor([[2.0, 4.0, 2.0, 1.0, 2.0]])
+    torch.testing.assert_close(importance_sample(edges, weights, 20, blur=True), importance_sample(edges, wide, 20))
 
 
 def test_float64_reference():

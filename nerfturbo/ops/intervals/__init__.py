@@ -132,7 +132,13 @@ def interval_weights(density: Tensor, distances: Tensor) -> Tensor:
 
 
 def importance_sample(
-    edges: Tensor, weights: Tensor, n_samples: int, *, jitter: Tensor | None = None, padding: float = 0.0
+    edges: Tensor,
+    weights: Tensor,
+    n_samples: int,
+    *,
+    jitter: Tensor | None = None,
+    padding: float = 0.0,
+    blur: bool = False,
 ) -> Tensor:
     """(n_rays, n_samples + 1) sorted edges of new intervals, drawn from the histogram (edges, weights).
 
@@ -144,6 +150,8 @@ def importance_sample(
         weights: (n_rays, n_bins), >= 0.
         jitter: (n_rays, 1) or (n_rays, n_samples + 1) in [0, 1); None is 0.5.
         padding: added to every weight, so that no bin is given up.
+        blur: first replace each weight by the mean of its maxima with either neighbour (Mip-NeRF), which draws around
+            what the bins just miss: (max(w_{i-1}, w_i) + max(w_i, w_{i+1})) / 2.
 
     >>> import torch
     >>> importance_sample(torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([[0.0, 1.0]]), 1).tolist()
@@ -158,4 +166,4 @@ def importance_sample(
         raise InputError("jitter", f"shape (n_rays, 1) or (n_rays, {n_samples + 1})", str(tuple(jitter.shape)))
     check_positive("padding", padding, zero=True)
     sample = implementation("intervals", "importance_sample", edges)
-    return sample(edges, weights, n_samples, jitter=jitter, padding=float(padding))
+    return sample(edges, weights, n_samples, jitter=jitter, padding=float(padding), blur=blur)

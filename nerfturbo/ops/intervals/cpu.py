@@ -67,18 +67,23 @@ DRAW_CHUNK = 512
 
 
 @jit(exact=True)
-def _invert(first, last, edges, weights, jitter, padding, out):
+def _invert(first, last, edges, weights, jitter, padding, blur, out):
     """jitter is (n_rays, 1) or (n_rays, n_out)."""
     n_bins, n_out = weights.shape[1], out.shape[1]
-    cdf = np.empty(n_bins + 1, np.float32)
+    cdf, drawn = np.empty(n_bins + 1, np.float32), np.empty(n_bins, np.float32)
     for ray in range(first, last):
         total = np.float32(0.0)
         for b in range(n_bins):
-            total += weights[ray, b] + padding
+            weight = weights[ray, b]
+            if blur:
+                before, behind = weights[ray, max(b - 1, 0)], weights[ray, min(b + 1, n_bins - 1)]
+                weight = np.float32(0.5) * (max(before, weight) + max(weight, behind))
+            drawn[b] = weight + padding
+            total += drawn[b]
         running = np.float64(0.0)
         cdf[0] = np.float32(0.0)
         for b in range(n_bins):
-            running += weights[ray, b] + padding if total > 0.0 else edges[ray, b + 1] - edges[ray, b]
+            running += drawn[b] if total > 0.0 else edges[ray, b + 1] - edges[ray, b]
             cdf[b + 1] = running
         right, previous = 1, np.float32(0.0)
         for i in range(n_out):
@@ -97,10 +102,10 @@ def _invert(first, last, edges, weights, jitter, padding, out):
 
 
 @torch.no_grad()
-def importance_sample(edges, weights, n_samples, *, jitter, padding) -> Tensor:
+def importance_sample(edges, weights, n_samples, *, jitter, padding, blur) -> Tensor:
     n_rays = edges.shape[0]
     shift = torch.full((n_rays, 1), 0.5) if jitter is None else jitter
     out = torch.empty(n_rays, n_samples + 1)
     inputs = (as_float32("edges", edges), as_float32("weights", weights), as_float32("jitter", shift))
-    launch(_invert, n_rays, DRAW_CHUNK, *inputs, np.float32(padding), out)
+    launch(_invert, n_rays, DRAW_CHUNK, *inputs, np.float32(padding), blur, out)
     return out

@@ -23,8 +23,13 @@ def interval_weights(density: Tensor, distances: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def importance_sample(edges, weights, n_samples, *, jitter, padding) -> Tensor:
-    edges, weights = widen(edges), widen(weights) + padding
+def importance_sample(edges, weights, n_samples, *, jitter, padding, blur) -> Tensor:
+    edges, weights = widen(edges), widen(weights)
+    if blur:
+        higher = torch.maximum(weights[:, 1:], weights[:, :-1])
+        higher = torch.cat([weights[:, :1], higher, weights[:, -1:]], dim=-1)
+        weights = 0.5 * (higher[:, 1:] + higher[:, :-1])
+    weights = weights + padding
     total = weights.sum(-1, keepdim=True)
     lengths = edges[:, 1:] - edges[:, :-1]
     weights = torch.where(total > 0.0, weights, lengths)

@@ -157,18 +157,29 @@ def interval_weights(density: Tensor, distances: Tensor) -> Tensor:
 DRAW_BLOCK = 256
 
 
+@triton.jit
+def _drawn_weight(p_ray, i_bin, m, n_bins, stride, padding, BLUR: tl.constexpr):
+    """What the bins of a ray are drawn by; 0 where `m` is not set."""
+    weight = tl.load(p_ray + i_bin * stride, mask=m, other=0.0).to(tl.float32)
+    if BLUR:
+        before = tl.load(p_ray + tl.maximum(i_bin - 1, 0) * stride, mask=m, other=0.0).to(tl.float32)
+        behind = tl.load(p_ray + tl.minimum(i_bin + 1, n_bins - 1) * stride, mask=m, other=0.0).to(tl.float32)
+        weight = 0.5 * (tl.maximum(before, weight) + tl.maximum(weight, behind))
+    return tl.where(m, weight + padding, 0.0)
+
+
 @launchable(do_not_specialize=["n_rays", "n_bins"])
 def _cumulate_kernel(
-    p_edges, p_weights, p_cdf, n_rays, n_bins, padding, strides, RAYS: tl.constexpr, STEPS: tl.constexpr
-):
+    p_edges, p_weights, p_cdf, n_rays, n_bins, padding, strides,
+    BLUR: tl.constexpr, RAYS: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
     i_ray = (tl.program_id(0) * RAYS + tl.arange(0, RAYS)).to(tl.int64)[:, None]
     m_ray = i_ray < n_rays
     total = tl.zeros([RAYS, STEPS], tl.float32)
     for k in range(0, n_bins, STEPS):
         i_bin = k + tl.arange(0, STEPS)[None, :]
-        p = p_weights + i_ray * strides[2] + i_bin * strides[3]
         m = m_ray & (i_bin < n_bins)
-        total += tl.where(m, tl.load(p, mask=m, other=0.0).to(tl.float32) + padding, 0.0)
+        total += _drawn_weight(p_weights + i_ray * strides[2], i_bin, m, n_bins, strides[3], padding, BLUR)
     use_weights = tl.sum(total, 1)[:, None] > 0.0
     p_cdf += i_ray * (n_bins + 1)
     tl.store(p_cdf, tl.zeros([RAYS, 1], tl.float32), mask=m_ray)
@@ -179,8 +190,7 @@ def _cumulate_kernel(
         p_edge = p_edges + i_ray * strides[0] + i_bin * strides[1]
         low = tl.load(p_edge, mask=m, other=0.0).to(tl.float32)
         high = tl.load(p_edge + strides[1], mask=m, other=0.0).to(tl.float32)
-        weight = tl.load(p_weights + i_ray * strides[2] + i_bin * strides[3], mask=m, other=0.0).to(tl.float32)
-        weight = tl.where(m, weight + padding, 0.0)
+        weight = _drawn_weight(p_weights + i_ray * strides[2], i_bin, m, n_bins, strides[3], padding, BLUR)
         running = before + tl.cumsum(tl.where(use_weights, weight, high - low), 1)
         tl.store(p_cdf + 1 + i_bin, running, mask=m)
         before = gpu.spread_last(running, RAYS, STEPS)
@@ -216,7 +226,7 @@ def _invert_kernel(p_edges, p_cdf, p_jitter, p_out, n_total, n_bins, n_edges, se
 
 
 @torch.no_grad()
-def importance_sample(edges, weights, n_samples, *, jitter, padding) -> Tensor:
+def importance_sample(edges, weights, n_samples, *, jitter, padding, blur) -> Tensor:
     check_kernel_float(edges=edges, weights=weights, jitter=jitter)
     n_rays, n_bins = weights.shape
     out = torch.empty(n_rays, n_samples + 1, dtype=torch.float32, device=edges.device)
@@ -225,8 +235,8 @@ def importance_sample(edges, weights, n_samples, *, jitter, padding) -> Tensor:
     cdf = torch.empty(n_rays, n_bins + 1, dtype=torch.float32, device=edges.device)
     rays = 32 if INTERPRETED else 1
     _cumulate_kernel[(cdiv(n_rays, rays),)](
-        edges, weights, cdf, n_rays, n_bins, padding, (*edges.stride(), *weights.stride()), RAYS=rays, STEPS=32,
-        num_warps=1,
+        edges, weights, cdf, n_rays, n_bins, padding, (*edges.stride(), *weights.stride()), BLUR=blur, RAYS=rays,
+        STEPS=32, num_warps=1,
     )  # fmt: skip
     jitter_strides = (0, 0) if jitter is None else jitter.expand(n_rays, n_samples + 1).stride()
     _invert_kernel[(cdiv(out.numel(), DRAW_BLOCK),)](
