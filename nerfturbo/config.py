@@ -62,8 +62,9 @@ def _checked(hint: Any, value: Any, path: str) -> Any:
         inner, limits = typing.get_args(option)[:2] if typing.get_origin(option) is Annotated else (option, None)
         if typing.get_origin(inner) is Literal and value in typing.get_args(inner):
             return value
-        if typing.get_origin(inner) is tuple and isinstance(value, list | tuple):  # JSON knows lists alone
-            return tuple(_checked(typing.get_args(inner)[0], item, path) for item in value)
+        if typing.get_origin(inner) is tuple and isinstance(value, list | tuple | int):  # JSON knows lists alone
+            items = [value] if isinstance(value, int) else value  # what is a list now was one number in older files
+            return tuple(_checked(typing.get_args(inner)[0], item, path) for item in items)
         if inner is float and isinstance(value, int | float) and not isinstance(value, bool):
             value = float(value)
         if isinstance(inner, type) and type(value) is inner and (limits is None or limits.holds(value)):
@@ -314,18 +315,21 @@ class ProposalSamplerConfig(Section):
     """Samples per ray of each proposal network."""
     anneal_steps: Annotated[int, In(0, 1 << 30)] = 1000
     """Until this step young proposals are trusted less than they say."""
-    levels: Annotated[int, In(1, 32)] = 5
-    """Hash grid of the proposals: number of resolutions."""
-    log2_entries: Annotated[int, In(4, 28)] = 17
-    """Hash grid of the proposals: at most 2^this entries per level."""
+    levels: tuple[Annotated[int, In(1, 32)], ...] = (5,)
+    """Hash grid of each proposal: number of resolutions."""
+    log2_entries: tuple[Annotated[int, In(4, 28)], ...] = (17,)
+    """Hash grid of each proposal: at most 2^this entries per level."""
     resolutions: tuple[Annotated[int, In(4, 1 << 20)], ...] = (128, 256)
-    """Hash grid of the proposals: cells per axis of the finest level of each."""
+    """Hash grid of each proposal: cells per axis of the finest level."""
+    padding: Weight = 0.01
+    """Added to each proposal weight before drawing: more explores, less draws closer to the surfaces."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= len(self.coarse_samples) <= MAX_PROPOSALS or not self.resolutions:
-            expected, got = f"1 to {MAX_PROPOSALS} numbers, one per proposal network", str(len(self.coarse_samples))
-            raise InputError("sampler.coarse_samples", expected, got)
+        expected = f"1 to {MAX_PROPOSALS} numbers, one per proposal network"
+        for name in ("coarse_samples", "levels", "log2_entries", "resolutions"):
+            given = len(getattr(self, name))
+            refuse(not 1 <= given <= MAX_PROPOSALS, f"sampler.{name}", expected, given)
 
 
 @dataclass(frozen=True)
@@ -376,10 +380,10 @@ class OptimConfig(Section):
     section = "optim"
     lr: Annotated[float, In(0.0, 1e3, "(]")] = 1e-2
     """Peak learning rate."""
-    schedule: Literal["exponential", "cosine", "multistep", "constant"] = "exponential"
-    """From the peak to the end, after the warm-up; skipped steps do not count."""
+    schedule: Literal["exponential", "inverse", "cosine", "multistep", "constant"] = "exponential"
+    """From the peak to the end, after the warm-up; inverse also divides by 1 + steps / 1500: good at any time."""
     final_lr_fraction: Annotated[float, In(0.0, 1.0, "(]")] = 0.03
-    """Final learning rate, as a fraction of the peak (exponential and cosine)."""
+    """Final learning rate, as a fraction of the peak (exponential, cosine; inverse: of what it would be else)."""
     warmup_steps: Annotated[int, In(0, 1 << 30)] = 20
     """Steps over which the learning rate rises linearly."""
     hold_fraction: Share = 0.3

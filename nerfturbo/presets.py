@@ -19,9 +19,9 @@ _PRESETS: dict[str, Config] = {
     "ngp": Config(
         grid=c.GridConfig(cull_unseen=True),
         field=c.NgpConfig(n_levels=8, n_features=4, max_resolution=1024),
-        sampler=c.GridSamplerConfig(alpha_thre=0.005),
-        render=c.RenderConfig(steps_per_diagonal=1536, eval_refine=2),
-        optim=replace(_NGP, lr=1.5e-2),
+        sampler=c.GridSamplerConfig(alpha_thre=0.01),
+        render=c.RenderConfig(steps_per_diagonal=1280, eval_refine=2),
+        optim=replace(_NGP, lr=2e-2, schedule="inverse", hold_fraction=0.7, final_lr_fraction=0.15, ema_decay=0.9998),
     ),
     "ngp-cpu": replace(_CPU, field=c.NgpConfig(**_CPU_HASH, max_resolution=512), optim=c.OptimConfig(lr=2e-2)),
     "vanilla": Config(
@@ -63,7 +63,12 @@ _PRESETS: dict[str, Config] = {
         grid=c.GridConfig(resolution=32, update_every=64, decay=0.8),
         field=c.NgpConfig(**_CPU_HASH, max_resolution=1024, initial_density=0.25),
         sampler=c.ProposalSamplerConfig(
-            n_samples=24, coarse_samples=(48, 24), anneal_steps=200, levels=4, log2_entries=13, resolutions=(64, 128)
+            n_samples=24,
+            coarse_samples=(48, 24),
+            anneal_steps=200,
+            levels=(4,),
+            log2_entries=(13,),
+            resolutions=(64, 128),
         ),
         loss=c.LossConfig(distortion=0.002, near_gradient=0.2),
         render=_CPU_RENDER,
@@ -82,9 +87,14 @@ _PRESETS: dict[str, Config] = {
 # Captures of many photos hold more detail than those sizes do, and enough views to do with less regularisation.
 _PRESETS["proposal-large"] = replace(
     _PRESETS["proposal"],
-    field=c.NgpConfig(n_levels=10, n_features=4, log2_entries=21, max_resolution=8192, initial_density=0.25),
+    field=c.NgpConfig(n_levels=10, n_features=4, log2_entries=22, max_resolution=8192, initial_density=0.25),
     sampler=c.ProposalSamplerConfig(
-        n_samples=32, coarse_samples=(64, 64), levels=7, log2_entries=20, resolutions=(512, 2048)
+        n_samples=32,
+        coarse_samples=(64, 64),
+        levels=(5, 7),
+        log2_entries=(17, 20),
+        resolutions=(256, 2048),
+        padding=0.003,
     ),
     loss=replace(_PRESETS["proposal"].loss, distortion=0.003),
     optim=replace(_PRESETS["proposal"].optim, table_decay=0.02),
@@ -98,6 +108,7 @@ _PRESETS |= {
         grid=c.GridConfig(moments=2, cull_unseen=True),
         field=c.DynamicNgpConfig(n_levels=8, n_features=4, max_resolution=1024),
         sampler=c.GridSamplerConfig(),
+        render=replace(_PRESETS["ngp"].render, steps_per_diagonal=1536),
         optim=_NGP,
     ),
     "dynamic-cpu": replace(
@@ -121,7 +132,7 @@ _PRESETS["quality"] = replace(
     _PRESETS["ngp"],
     field=c.NgpConfig(n_levels=12, n_features=4, max_resolution=1024),
     sampler=c.GridSamplerConfig(),
-    render=replace(_PRESETS["ngp"].render, eval_rays=2),
+    render=replace(_PRESETS["ngp"].render, steps_per_diagonal=1536, eval_rays=2),
     optim=_NGP,
     train=c.TrainConfig(steps=50_000),
 )

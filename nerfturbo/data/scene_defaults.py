@@ -12,7 +12,6 @@ UNBOUNDED_ALPHA_THRE = 1e-2
 UNBOUNDED_NEAR_GRADIENT = 1.0  # half boxes before the cameras, where floaters grow: docs/unbounded.md has the scores
 UNBOUNDED_PRESETS = {"ngp": "proposal", "ngp-cpu": "proposal-cpu"}  # what `auto` takes in place of the first
 MANY_PHOTOS, LARGE_PRESETS = 100, {"proposal": "proposal-large"}  # and of a capture of so many photos
-LONG_RUN, LONG_ENTRIES = 150.0, 22  # seconds from which larger tables pay, and their log2_entries
 MOVING_PRESETS = {"ngp": "dynamic", "ngp-cpu": "dynamic-cpu"}  # and of a scene that moves
 _MAX_RESOLUTION = 1 << 15
 _COARSE_STEPS = 512  # per diagonal: a preset for CPUs, where far rays must not cost hundreds of samples
@@ -36,11 +35,6 @@ def fitted_config(config: Config, scene: Scene, *, auto: Config | None = None) -
         if len(scene) >= MANY_PHOTOS and name in LARGE_PRESETS:
             name, why = LARGE_PRESETS[name], f"{why}, and {len(scene)} photos need large tables"
         config, chosen = _in_its_place(config, auto, name, why, "for nested grids")
-        large = config.preset in LARGE_PRESETS.values() and (config.train.time_limit or 0.0) >= LONG_RUN
-        if large and isinstance(config.field, NgpConfig) and config.field == preset(config.preset).field:
-            config = replace(config, field=replace(config.field, log2_entries=LONG_ENTRIES))
-            why = f"because {config.train.time_limit:g} s will fill larger tables"
-            chosen += (f"field.log2_entries {LONG_ENTRIES}, {why}",)
     folds = config.sampler.kind != "grid" or config.grid.contraction != "none"
     config, notes = (_folded if folds else _nested)(config, levels)
     return config, (*chosen, *notes)

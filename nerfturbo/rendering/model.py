@@ -106,12 +106,14 @@ def _hierarchy_sampler(own: Any, config: Config, bounds: SceneBounds, grid: Occu
 def _proposal_sampler(own: Any, config: Config, bounds: SceneBounds, grid: OccupancyGrid) -> Any:
     densities, seed = [], config.train.seed + PROPOSAL_SEEDS
     for index in range(len(own.coarse_samples)):
-        finest = own.resolutions[min(index, len(own.resolutions) - 1)]
-        layout = HashLayout(own.levels, 2, own.log2_entries, min(BASE_RESOLUTION, finest), finest)
+        # A list that is shorter than the proposals goes on as it ends.
+        sizes = (own.levels, own.log2_entries, own.resolutions)
+        levels, entries, finest = (values[min(index, len(values) - 1)] for values in sizes)
+        layout = HashLayout(levels, 2, entries, min(BASE_RESOLUTION, finest), finest)
         options = {"width": PROPOSAL_WIDTH, "contraction": config.grid.contraction, "seed": seed + index}
         densities.append(HashDensity(_space(config, bounds.aabb), layout, **options))
-    sizes = {"n_samples": own.n_samples, "coarse_samples": own.coarse_samples, "anneal_steps": own.anneal_steps}
-    return ProposalEstimator(densities, **sizes, span=_span(config, bounds))
+    named = ("n_samples", "coarse_samples", "anneal_steps", "padding")
+    return ProposalEstimator(densities, **{name: getattr(own, name) for name in named}, span=_span(config, bounds))
 
 
 SAMPLERS: dict[type[Any], Callable[[Any, Config, SceneBounds, OccupancyGrid], Any]] = {

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..ops._sink import Node
-from ..ops.intervals import PlacedIntervals, Space, Spacing, importance_sample, place_intervals, spread
+from ..ops.intervals import PlacedIntervals, Space, Spacing, place_intervals, spread
 from ..ops.packed import packed_cumsum
 from ..ops.positions import ray_aabb
 from ..types import Aabb, Rays
@@ -94,16 +94,6 @@ def annealing(step: int | Tensor, n_steps: int, *, slope: float = ANNEAL_SLOPE) 
     share = step / n_steps
     share = share.clamp(0.0, 1.0) if isinstance(share, Tensor) else min(1.0, max(0.0, share))
     return slope * share / ((slope - 1.0) * share + 1.0)
-
-
-@torch.no_grad()
-def resample(
-    edges: Tensor, weights: Tensor, n: int, *, power: Tensor | float = 1.0, jitter: Tensor | None = None
-) -> Tensor:
-    """(n_rays, n + 1) edges of n new intervals, drawn where the weights are; `power` as in `annealing`."""
-    if isinstance(power, Tensor) or power != 1.0:
-        weights = weights.clamp(min=0.0).pow(power)
-    return importance_sample(edges, weights, n, jitter=jitter, padding=PADDING)
 
 
 def outer_weights(edges: Tensor, key_edges: Tensor, key_weights: Tensor) -> Tensor:

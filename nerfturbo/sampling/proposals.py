@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from ..config import MAX_PROPOSALS
 from ..errors import InputError
 from ..ops._checks import refuse
-from ..ops.intervals import Space, interval_weights
+from ..ops.intervals import Space, importance_sample, interval_weights
 from ..ops.packed import mean_over_rays
 from ..types import PackedSamples, Rays
-from .histograms import Histogram, RaySpan, annealing, interlevel_loss, resample
+from .histograms import PADDING, Histogram, RaySpan, annealing, interlevel_loss
 from .sampler import Draw, UnitDensity
 from .uniform import ProposedSamples, UniformEstimator, even_edges
 
-LEARN_EVERY = 5  # after the annealing, proposals are trained at one in so many steps
+LEARN_EVERY = 8  # after the annealing, proposals are trained at one in so many steps
 PROPOSAL_BYTES = 96  # per sample of a density that does not say: place, position, encoding, density, weight
 HISTOGRAM_BYTES = 12  # of those, what outlives its stage
 
@@ -43,9 +43,10 @@ class ProposalEstimator(UniformEstimator):
         coarse_samples: Sequence[int],
         span: RaySpan,
         anneal_steps: int = 1000,
+        padding: float = PADDING,
     ) -> None:
         super().__init__(n_samples, span)
-        self.coarse_samples, self.anneal_steps = tuple(coarse_samples), anneal_steps
+        self.coarse_samples, self.anneal_steps, self.padding = tuple(coarse_samples), anneal_steps, padding
         if not 1 <= len(densities) <= MAX_PROPOSALS or len(densities) != len(self.coarse_samples):
             got = f"{len(densities)} and {len(self.coarse_samples)}"
             raise InputError("densities and coarse_samples", f"the same number, 1 to {MAX_PROPOSALS}", got)
@@ -73,7 +74,11 @@ class ProposalEstimator(UniformEstimator):
                 weights = self._weights(density, edges, rays, limits)
             stages.append(Histogram(edges, weights))
             following = (*self.coarse_samples, self.n_samples)[index + 1]
-            edges = resample(edges, weights.detach(), following, power=power, jitter=jitter[index + 1])
+            drawn, options = (
+                weights.detach().clamp(min=0.0).pow(power),
+                {"jitter": jitter[index + 1], "padding": self.padding},
+            )
+            edges = importance_sample(edges, drawn, following, blur=True, **options)
         return edges, tuple(stages)
 
     def _weights(self, density: Any, edges: Tensor, rays: Rays, limits: tuple[Tensor, Tensor]) -> Tensor:
@@ -87,11 +92,12 @@ class ProposalEstimator(UniformEstimator):
         return interval_weights(found.view(edges.shape[0], -1).float(), distances)
 
     def learns(self, step: int) -> bool:
-        """Whether a training step trains the densities: at first all do, from `anneal_steps` on one in five.
+        """Whether a training step trains the densities: at first all do, from `anneal_steps` on one in
+        `LEARN_EVERY`.
 
         >>> estimator = ProposalEstimator([len], n_samples=4, coarse_samples=(8,), span=RaySpan(0.0, 1.0))
-        >>> [step for step in (0, 1, 249, 250, 251, 1000, 1001, 1005) if estimator.learns(step)]
-        [0, 1, 249, 250, 1000, 1005]
+        >>> [step for step in (0, 1, 142, 143, 144, 1000, 1001, 1008) if estimator.learns(step)]
+        [0, 1, 142, 144, 1000, 1008]
         """
         share = min(1.0, step / max(1, self.anneal_steps))
         return step % (1 + int((LEARN_EVERY - 1) * share)) == 0
@@ -139,6 +145,6 @@ class HierarchyEstimator(UniformEstimator):
             density = self.coarse.density(positions, each.times)
         weights = interval_weights(density.view(-1, n).float(), distances)
         color = None if rgb is None else (weights[..., None] * rgb.view(len(rays), n, -1)).sum(1)
-        more = resample(edges, weights.detach(), max(1, self.n_samples - 1), jitter=jitter[1])
+        more = importance_sample(edges, weights.detach(), max(1, self.n_samples - 1), jitter=jitter[1], padding=PADDING)
         union = torch.sort(torch.cat([edges, more[:, : self.n_samples]], dim=-1), dim=-1).values
         return union, (Histogram(edges, weights, color),)

@@ -21,6 +21,7 @@ from .precision import INITIAL_SCALE, carried_scale
 
 BETA1 = 0.9
 EPS = {"tables": 1e-15, "networks": 1e-8}  # tiny where there are tables: rarely touched entries move at full speed
+INVERSE_STEPS = 1500  # after which the inverse schedule has halved the rate
 MILESTONES, MILESTONE_FACTOR = (0.5, 0.75, 0.9), 0.33  # of the multistep schedule: shares of the run, and the factor
 SAMPLER = "sampler."  # what the names of its parameters begin with
 RESTING = (SAMPLER, "photos.pose", "photos.focal")
@@ -369,6 +370,8 @@ def learning_rate(config: OptimConfig, step: int, progress: float) -> float:
     way = min(1.0, max(0.0, progress - config.hold_fraction) / max(1e-9, 1.0 - config.hold_fraction))
     if config.schedule == "cosine":
         return rate * (last + (1.0 - last) * 0.5 * (1.0 + math.cos(math.pi * way)))
+    if config.schedule == "inverse":
+        rate /= 1.0 + step / INVERSE_STEPS
     return rate * math.exp(math.log(last) * way)
 
 

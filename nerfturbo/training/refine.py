@@ -105,7 +105,7 @@ def share_shapes(model: NerfModel, team: Team) -> bool:
 LIGHT = 0.1  # of a ray's light must still be there where it shows a cell
 ALPHA = 0.01  # and the sample at least so opaque, or half as much as the mean of a grid that is all thin
 CULL_RAYS = {"cpu": 1 << 17, "cuda": 1 << 21}
-CULL_RAYS_AT_ONCE = 1 << 13  # of a field that has learned, a few hundred thousand samples: less than a step holds
+CULL_RAYS_AT_ONCE, CULL_SAMPLES = 1 << 13, 8  # at least so many rays, or one for each so many samples of a batch
 CULL_REHEARSED = 256  # rays through a grid that is still full
 PROBED = 1 << 10  # rays that say how many samples all of them would march
 FIRST_DRAW = 1 << 30  # draws of pixels that no training step makes
@@ -152,7 +152,8 @@ def cull_unseen(model: NerfModel, pixels: PixelSampler, steps: int | None = None
     n_rays = min(CULL_RAYS.get(model.device.type, CULL_RAYS["cpu"]), 2 * n_pixels)
     if steps is not None and costs_too_much(model, pixels, n_rays, steps):
         return 0.0
-    shown = shown_cells(model, pixels, n_rays=n_rays, at_once=min(CULL_RAYS_AT_ONCE, n_rays))
+    at_once = max(CULL_RAYS_AT_ONCE, model.config.train.batch_samples // CULL_SAMPLES)
+    shown = shown_cells(model, pixels, n_rays=n_rays, at_once=min(at_once, n_rays))
     shown, occupied = dilate(shown, 1).reshape(-1), unpack_bits(grid.bits).bool()
     grid.bits.copy_(pack_bits(occupied & shown))
     return 1.0 - float((occupied & shown).sum() / occupied.sum().clamp(min=1))

@@ -23,7 +23,7 @@ from nerfturbo.sampling import (
     annealing,
     interlevel_loss,
 )
-from nerfturbo.sampling.histograms import outer_weights, resample
+from nerfturbo.sampling.histograms import outer_weights
 from nerfturbo.types import Aabb, Rays
 
 
@@ -130,24 +130,17 @@ def test_a_proposal_that_holds_the_weight_has_no_loss():
 
 
 def test_annealing_begins_even_and_ends_exact():
-    edges, weights = torch.linspace(0.0, 1.0, 5)[None], torch.tensor([[0.0, 0.97, 0.03, 0.0]])
     powers = [annealing(step, 50) for step in range(0, 80, 10)]
     assert powers[0] == 0.0 and powers[-1] == 1.0 and all(b >= a for a, b in itertools.pairwise(powers))
     assert annealing(7, 0) == 1.0
     on_device = annealing(torch.tensor(20), 50)
     assert float(on_device) == pytest.approx(annealing(20, 50))
-    start, end = (resample(edges, weights, 64, power=annealing(torch.tensor(step), 50)) for step in (0, 50))
-    torch.testing.assert_close(start.diff(), torch.full((1, 64), 1.0 / 65.0), rtol=1e-4, atol=1e-5)
-    inside = ((end > 0.25) & (end < 0.5)).float().mean()
-    assert float(inside) > 0.85
-
-
-def test_weights_are_resampled_by_their_power():
-    edges = torch.linspace(0.0, 1.0, 6).expand(2, -1).contiguous()
-    weights = torch.tensor([[0.1, 0.5, 0.0, 0.3, 0.1], [0.0, 0.0, 1.0, 0.0, 0.0]])
-    for power in (0.5, 2.0, torch.tensor(0.5)):
-        assert torch.equal(resample(edges, weights, 4, power=power), resample(edges, weights.pow(power), 4))
-    assert not torch.equal(resample(edges, weights, 4, power=0.5), resample(edges, weights, 4))
+    sizes = {"n_samples": 64, "coarse_samples": (32,), "span": RaySpan(near=0.1, far=8.0), "anneal_steps": 50}
+    thin = nt.ProposalEstimator([lambda positions: 2.0 * Wall()(positions).clamp(max=1.0)], **sizes)
+    samples = [thin.sample(rays_along_z(), draw=Draw(step=torch.tensor(step))) for step in (0, 5, 50)]
+    torch.testing.assert_close(samples[0].edges.diff(), torch.full((3, 64), 1.0 / 65.0), rtol=1e-4, atol=1e-5)
+    inside = [((found.midpoints() - 2.0).abs() < 0.4).float().mean() for found in samples]
+    assert inside[0] < inside[1] < inside[2]
 
 
 def test_samples_gather_where_proposals_are_dense():

@@ -45,7 +45,9 @@ def test_schedules_warm_up_and_end_where_they_should(monkeypatch: pytest.MonkeyP
     assert rates("multistep") == [0.1, 1.0, 1.0, 0.5, 0.25, 0.25]
     cosine, exponential = rates("cosine"), rates("exponential")
     assert cosine[0] == exponential[0] == 0.1 and cosine[-1] == exponential[-1] == 0.1
-    for kind in ("cosine", "exponential"):  # past its end a run stays there
+    halved = [a / b for a, b in zip(exponential, rates("inverse"), strict=True)]  # by the steps that were made
+    assert halved == pytest.approx([1.0 + step / 1500 for step in (0, 9, 250, 500, 750, 1000)], abs=1e-2)
+    for kind in ("cosine", "exponential", "inverse"):  # past its end a run stays there
         config = OptimConfig(schedule=kind)
         assert learning_rate(config, 999, 1.3) == learning_rate(config, 999, 1.0)
     assert cosine[3] == pytest.approx(0.55) and exponential[3] == pytest.approx(10**-0.5, abs=1e-4)

@@ -18,9 +18,12 @@ from nerfturbo.config import (
     ProposalSamplerConfig,
     UniformSamplerConfig,
     VanillaConfig,
+    from_dict,
+    to_dict,
 )
 from nerfturbo.data.batches import PixelSampler
 from nerfturbo.data.scene_defaults import MANY_PHOTOS, UNBOUNDED_PRESETS, fitted_config
+from nerfturbo.errors import InputError
 from nerfturbo.evaluation import align
 from nerfturbo.evaluation.align import aligned_to
 from nerfturbo.evaluation.evaluate import evaluate
@@ -30,14 +33,22 @@ from nerfturbo.ops import composite, use_backend
 from nerfturbo.presets import preset
 from nerfturbo.rendering import model as model_module
 from nerfturbo.rendering.losses import color_loss, distortion_loss, near_weights, scale_near_gradients
-from nerfturbo.rendering.model import NerfModel
+from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.rendering.render import volume_rendering
-from nerfturbo.sampling import ContractedGrid, OccupancyGrid, ProposedSamples, UniformEstimator, proposals
+from nerfturbo.sampling import (
+    ContractedGrid,
+    OccupancyGrid,
+    ProposalEstimator,
+    ProposedSamples,
+    RaySpan,
+    UniformEstimator,
+    proposals,
+)
 from nerfturbo.training.distributed import RayShare
 from nerfturbo.training.loss import Stages, draw_batch, near_gradients, place_samples, render_and_compare
 from nerfturbo.training.loss import evaluate as evaluate_field
 from nerfturbo.training.trainer import Trainer, load_model
-from nerfturbo.types import Aabb, PackedSamples
+from nerfturbo.types import Aabb, PackedSamples, Rays
 
 from ..tiny import ball_scene, open_scene
 from .workers import QUIET, together
@@ -212,22 +223,50 @@ def test_auto_takes_proposals_for_scenes_without_an_end():
     assert kept.grid.contraction == "sphere" and kept.sampler == chosen.sampler
 
 
-def test_auto_takes_large_tables_for_many_photos_and_larger_ones_for_long_runs():
+def test_auto_takes_large_tables_for_many_photos():
     auto, few = preset("ngp"), open_scene()
     many = few.select([index % len(few) for index in range(MANY_PHOTOS)])
     large = preset("proposal-large")
     config, notes = fitted_config(auto, many, auto=auto)
     assert config.preset == "proposal-large" and config.field == large.field and f"{MANY_PHOTOS} photos" in notes[0]
-    timed = replace(auto, train=replace(auto.train, time_limit=180.0))
-    longer, notes = fitted_config(timed, many, auto=auto)
-    assert longer.field == replace(large.field, log2_entries=22) and "180 s" in notes[1]
-    assert fitted_config(timed, few, auto=auto)[0].preset == "proposal"
-    brief = replace(auto, train=replace(auto.train, time_limit=60.0))
-    assert fitted_config(brief, many, auto=auto)[0].field == large.field
-    by_hand = replace(timed, field=replace(auto.field, log2_entries=20))
+    assert fitted_config(auto, few, auto=auto)[0].preset == "proposal"
+    by_hand = replace(auto, field=replace(auto.field, log2_entries=20))
     assert fitted_config(by_hand, many, auto=auto)[0].field == replace(large.field, log2_entries=20)
     cpu = preset("ngp-cpu")
     assert fitted_config(cpu, many, auto=cpu)[0].preset == "proposal-cpu"
+
+
+def test_each_proposal_has_its_own_grid_and_one_number_serves_all():
+    scene = open_scene()
+    sampler = ProposalSamplerConfig(
+        coarse_samples=(8, 8, 8), levels=(2, 3), log2_entries=(6, 9), resolutions=(8, 16), padding=0.5
+    )
+    config = replace(preset("proposal-cpu"), sampler=sampler)
+    made = NerfModel(config, SceneBounds.of(scene)).sampler
+    layouts = [density.encoding.layout for density in made.densities]
+    assert [(one.n_levels, one.log2_entries, one.max_resolution) for one in layouts] == [
+        (2, 6, 8),
+        (3, 9, 16),
+        (3, 9, 16),
+    ]
+    assert made.padding == 0.5
+    older = to_dict(config)
+    older["sampler"] |= {"levels": 2, "log2_entries": 6}
+    assert from_dict(Config, older).sampler == replace(sampler, levels=(2,), log2_entries=(6,))
+    with pytest.raises(InputError, match=r"sampler\.levels: expected 1 to \d+ numbers"):
+        replace(sampler, levels=())
+
+
+def test_less_padding_draws_closer_to_the_surface():
+    wall = lambda positions: 200.0 * ((positions[:, 2] - 4.0).abs() < 0.2).float()  # noqa: E731
+    rays = Rays(torch.zeros(1, 3), torch.tensor([[0.0, 0.0, 1.0]]))
+    near: list[float] = []
+    for padding in (0.1, 0.001):
+        found = ProposalEstimator(
+            [wall], n_samples=32, coarse_samples=(32,), span=RaySpan(near=0.0, far=8.0), padding=padding
+        ).sample(rays)
+        near.append(float(((found.midpoints() - 4.0).abs() < 0.6).float().mean()))
+    assert near[0] < 0.6 < 0.9 < near[1]
 
 
 def test_near_gradients_shrink_and_values_stay():
