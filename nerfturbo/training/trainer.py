@@ -39,7 +39,7 @@ from .warm_start import WarmStart, warm_start
 
 COARSE_DOWNSCALE = 4  # how much smaller the images of `train.coarse_fraction` are in width and height
 SAMPLE_BYTES = 64  # that a sample of a step takes at least: place, interval, density, colour, and their gradients
-LOOK_EVERY = 0.1  # seconds between looks at a time limit, which is passed by twice as much at most
+LOOK_EVERY = 0.25  # seconds between looks at a time limit, which is passed by twice as much at most
 Callback = Callable[["Trainer", StepRecord], None]
 Stop = Literal["steps", "time limit", "interrupted", "callback", "target psnr"]
 _LOG = logging.getLogger(__name__)
