@@ -195,7 +195,8 @@ def readme() -> str:
     fastest = {row["op"]: row for row in reversed(values("cpu/ops")) if row["backend"] == "cpu"}
     at = [f"{mark['psnr']:.1f}" for mark in lego["median_psnr"] if mark["seconds"] in (1, 5, 20)]
     fox, fern = scenes["ngp/fox"]["psnr"], scenes["llff/fern"]["psnr"]
-    quality = values("h200/quality_lego")[0]
+    quality, bicycle = values("h200/quality_lego")[0], values("h200/bicycle_scene")["runs"][0]["marks"][0]
+    outdoors, similar = f"{bicycle['psnr']:.1f} dB", f"{bicycle['ssim']:.2f}"
     gpu, cpu = "H200", "2 ARM cores"
     faster = values("cpu/step")["timings"][1]["ratio"]
     return table(
@@ -213,6 +214,12 @@ def readme() -> str:
                 gpu,
                 f"{fox:.1f} / {fern:.1f} dB",
                 link("h200/scenes"),
+            ],
+            [
+                "photos: bicycle 1279x850, 60 s, no flags",
+                gpu,
+                f"{outdoors}, SSIM {similar}",
+                link("h200/bicycle_scene"),
             ],
             ["training step, 2^18 samples", gpu, f"{step['step_ms_wall']:.2f} ms", link("h200/step_profile")],
             [
@@ -644,6 +651,16 @@ TABLES: dict[str, Callable[[], str]] = {
         {"scene": "{scene}", "steps of the run": "{run}", "after": "{step}", "flags": "`{flags}`", "dB": "{psnr:.2f}"},
     ),
     "choices-captures": lambda: choices("h200/captures_choice"),
+    "choices-proposals": lambda: choices("h200/captures_proposals"),
+    "schedule-ngp": lambda: listed(
+        [
+            row
+            | {"found": " / ".join(f"{mark['psnr']:.2f}" for mark in row["marks"])}
+            | {"given": f"`{row['flags']}`" if row["flags"] else ""}
+            for row in values("h200/ngp_schedule")
+        ],
+        {"scene": "{scene}", "flags": "{given}", "": "{note}", "steps": "{steps:,}", "held out, dB": "{found}"},
+    ),
     "choices-hierarchy": lambda: choices("h200/hierarchy_rate"),
     "steps-hierarchy": lambda: choices("h200/hierarchy_steps"),
     "choices-schedule": lambda: choices("h200/captures_schedule"),
