@@ -107,6 +107,15 @@ def test_the_farthest_camera_is_the_unit_whoever_stands_in_the_middle() -> None:
     assert float(found.max()) == pytest.approx(1.0) and float(found.min()) < 0.05
 
 
+def test_what_one_camera_sees_gives_the_unit() -> None:
+    poses = ring(1)
+    points = poses[0, :, 3] + 7.0 * torch.nn.functional.normalize(torch.randn(100, 3, dtype=torch.float64), dim=-1)
+    placement = place(cameras_at(poses), poses, points)
+    assert float(placement.to_original[:3, :3].norm(dim=0).mean()) == pytest.approx(
+        float((points - placement.to_original[:3, 3]).norm(dim=-1).median())
+    )
+
+
 def test_one_camera_and_cameras_without_a_common_up() -> None:
     for few in (ring(1), ring(4)[:2]):  # two lines of sight nearly always meet
         placement = place(cameras_at(few), few)

@@ -50,6 +50,14 @@ def ssim_by_hand(x: torch.Tensor, y: torch.Tensor) -> float:
     return float(values.mean())
 
 
+def test_psnr_of_the_pixels_that_count() -> None:
+    truth, counts = torch.zeros(4, 6, 3), torch.zeros(4, 6, dtype=torch.bool)
+    counts[:, :2] = True
+    image = torch.where(counts[..., None], 0.1, 0.5) + truth
+    assert psnr(image, truth, counts) == pytest.approx(20.0)
+    assert psnr(image, truth) == pytest.approx(-10.0 * math.log10((0.01 + 2 * 0.25) / 3))
+
+
 def test_ssim_against_the_formula() -> None:
     generator = torch.Generator().manual_seed(0)
     truth = torch.rand(24, 32, 3, generator=generator)

@@ -90,6 +90,8 @@ def test_the_reference_runs_the_same_rounds():
     _, parts, out = run(target, scene, early_stop_eps=0.01)
     check(out, expected(scene, early_stop_eps=0.01)[1])
     assert len(parts) > 2
+    live, parts, _ = run(target, scene)
+    assert int(live.state[:, TAKEN].sum()) == sum(part[0].shape[0] for part in parts)
     scene = setup(target, 600, fraction=1.1)  # for which there is no room in one round
     _, parts, out = run(target, scene, limits=RoundLimits(32, 32))
     check(out, expected(scene)[1])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from nerfturbo.errors import InputError
-from nerfturbo.ops import HashLayout, hash_encode, use_backend
+from nerfturbo.ops import GradientSink, HashLayout, hash_encode, use_backend
 from nerfturbo.ops.hash_encode.reference import table_rows
 
 from .cases import (
@@ -23,6 +24,18 @@ from .cases import (
     run,
     spare_interpreter,
 )
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_a_sink_takes_the_gradient_of_the_table(backend: Any):
+    positions, table = make_positions(40), make_table(SMALL_LAYOUT).requires_grad_()
+    with use_backend(backend):
+        hash_encode(positions, table, SMALL_LAYOUT).square().sum().backward()
+        want, table.grad = table.grad, None
+        buffer = torch.ones_like(table)
+        hash_encode(positions, table, SMALL_LAYOUT, sink=GradientSink((buffer,))).square().sum().backward()
+    assert table.grad is None and want is not None
+    assert_close("buffer", buffer - 1.0, want, 1e-5)
 
 
 def _tolerance(dtype: torch.dtype) -> float | None:

@@ -13,7 +13,7 @@ import nerfturbo as nt
 from nerfturbo.config import VanillaConfig
 from nerfturbo.errors import InputError
 from nerfturbo.ops import HashLayout
-from nerfturbo.ops.intervals import interval_weights, spread, unwarp, warp
+from nerfturbo.ops.intervals import importance_sample, interval_weights, spread, unwarp, warp
 from nerfturbo.sampling import (
     Draw,
     HierarchyEstimator,
@@ -24,6 +24,7 @@ from nerfturbo.sampling import (
     interlevel_loss,
 )
 from nerfturbo.sampling.histograms import outer_weights
+from nerfturbo.sampling.uniform import even_edges
 from nerfturbo.types import Aabb, Rays
 
 
@@ -141,6 +142,26 @@ def test_annealing_begins_even_and_ends_exact():
     torch.testing.assert_close(samples[0].edges.diff(), torch.full((3, 64), 1.0 / 65.0), rtol=1e-4, atol=1e-5)
     inside = [((found.midpoints() - 2.0).abs() < 0.4).float().mean() for found in samples]
     assert inside[0] < inside[1] < inside[2]
+
+
+def test_without_a_draw_proposals_are_taken_at_their_word():
+    estimator = nt.ProposalEstimator([Wall()], n_samples=16, coarse_samples=(32,), span=RaySpan(near=0.1, far=8.0))
+    late = estimator.sample(rays_along_z(), draw=Draw(step=10**6))
+    torch.testing.assert_close(estimator.sample(rays_along_z()).edges, late.edges)
+
+
+def test_every_stage_has_a_jitter_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    given = [torch.full((3, 1), value) for value in (0.1, 0.4, 0.9)]
+    monkeypatch.setattr(Draw, "jitter", lambda self, rays, columns, stream=None: given[:columns])
+    span = RaySpan(near=0.1, far=8.0)
+    estimator = nt.ProposalEstimator([Wall(), Wall()], n_samples=4, coarse_samples=(8, 6), span=span)
+    samples = estimator.sample(rays_along_z(), draw=Draw(stratified=True))
+    first, second = samples.stages
+    assert torch.equal(first.edges, even_edges(3, 8, given[0], torch.device("cpu")))
+    options = {"padding": estimator.padding, "blur": True}
+    for found, stage, n, jitter in ((second.edges, first, 6, given[1]), (samples.edges, second, 4, given[2])):
+        want = importance_sample(stage.edges, stage.weights.detach(), n, jitter=jitter, **options)
+        torch.testing.assert_close(found, want)
 
 
 def test_samples_gather_where_proposals_are_dense():

@@ -80,6 +80,7 @@ def test_the_helper_trains_in_each_precision_as_fp32_does(precision: str) -> Non
         assert out.dtype == {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
         loss = (out.float() - y).square().mean()
         assert not amp.step(loss).skipped
+        assert all(parameter.grad is None for parameter in model.parameters())
         losses.append(float(loss))
     assert sum(losses[-10:]) < 0.75 * sum(losses[:10])
     assert (amp.steps_made, amp.steps_skipped) == (60, 0)
@@ -383,6 +384,13 @@ def test_a_fall_counts_as_long_as_the_window_is(later: int, advised: bool) -> No
     watch = ScaleWatch("fp16")
     assert watch.see(10, FALLS - 1, 1024.0) is None
     assert (watch.see(10 + later, 1, 1024.0) is not None) is advised
+
+
+def test_the_first_bad_steps_count_from_none() -> None:
+    watch = ScaleWatch("fp32")
+    advice = watch.see(IN_A_ROW - 1, IN_A_ROW - 1, 1.0)
+    assert watch.in_a_row == IN_A_ROW - 1 and (advice is None or not advice.hopeless)
+    assert watch.see(IN_A_ROW, 1, 1.0).hopeless  # type: ignore[union-attr]
 
 
 def test_the_watch_counts_rows_and_windows_over_chunks_of_steps() -> None:
