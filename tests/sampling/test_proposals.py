@@ -145,7 +145,8 @@ def test_annealing_begins_even_and_ends_exact():
 
 
 def test_without_a_draw_proposals_are_taken_at_their_word():
-    estimator = nt.ProposalEstimator([Wall()], n_samples=16, coarse_samples=(32,), span=RaySpan(near=0.1, far=8.0))
+    sizes = {"n_samples": 16, "coarse_samples": (32,), "span": RaySpan(near=0.1, far=8.0)}
+    estimator = nt.ProposalEstimator([Wall(logit=-1.0)], **sizes)
     late = estimator.sample(rays_along_z(), draw=Draw(step=10**6))
     torch.testing.assert_close(estimator.sample(rays_along_z()).edges, late.edges)
 
