@@ -23,7 +23,11 @@ _PRESETS: dict[str, Config] = {
         render=c.RenderConfig(steps_per_diagonal=1536, eval_refine=2),
         optim=replace(_NGP, lr=1.5e-2),
     ),
-    "ngp-cpu": replace(_CPU, field=c.NgpConfig(**_CPU_HASH, max_resolution=512), optim=c.OptimConfig(lr=2e-2)),
+    "ngp-cpu": replace(
+        _CPU,
+        field=replace(c.NgpConfig(**_CPU_HASH), log2_entries=16, max_resolution=512),
+        optim=c.OptimConfig(lr=2e-2, hold_fraction=0.6, final_lr_fraction=0.2, ema_decay=0.99),
+    ),
     "vanilla": Config(
         grid=c.GridConfig(resolution=96, cull_unseen=True),
         field=c.VanillaConfig(),

@@ -333,7 +333,7 @@ def test_a_step_that_does_not_fit_the_gpu_is_not_called_impossible_to_record() -
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("train SCENE --steps 1 --output new", "training: expected what fits the 5 MB of free memory, got 1"),
+        ("train SCENE --steps 1 --output new", "training: expected what fits the 5 MB of free memory, got 21 MB"),
         ("export mesh RUN new.ply --resolution 400", "--resolution: expected what fits the 5 MB of free memory"),
     ],
 )
