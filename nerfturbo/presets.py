@@ -132,7 +132,7 @@ _PRESETS["quality"] = replace(
 _PRESETS["quality-cpu"] = replace(
     _PRESETS["ngp-cpu"],
     sampler=replace(_CPU_SAMPLER, merge_weak_samples=0.05),
-    optim=c.OptimConfig(lr=2e-2, table_decay=0.1),
+    optim=replace(_PRESETS["ngp-cpu"].optim, table_decay=0.1),
 )
 _PRESETS = {name: replace(config, preset=name) for name, config in _PRESETS.items()}
 

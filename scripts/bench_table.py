@@ -643,6 +643,10 @@ TABLES: dict[str, Callable[[], str]] = {
         values("cpu/ngp_choice"),
         {"scene": "{scene}", "steps of the run": "{run}", "after": "{step}", "flags": "`{flags}`", "dB": "{psnr:.2f}"},
     ),
+    "choices-quality-cpu": lambda: listed(
+        values("cpu/quality_choice"),
+        {"scene": "{scene}", "flags": "`{flags}`", "dB": "{psnr:.2f}", "SSIM": "{ssim:.3f}"},
+    ),
     "choices-captures": lambda: choices("h200/captures_choice"),
     "choices-hierarchy": lambda: choices("h200/hierarchy_rate"),
     "steps-hierarchy": lambda: choices("h200/hierarchy_steps"),
