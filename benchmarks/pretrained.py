@@ -6,7 +6,10 @@
 A field is trained on the toybox. Then other scenes are trained, from random numbers and from that field: the toybox
 with a ball of another colour and without a crayon (`recoloured`), with another ball moved besides (`moved`), with a
 cone moved too (`edited`), and the armillary sphere.
-Test views are scored along the way, the clock stopped. `--zoo FILE` also writes the field as one safetensors file.
+Test views are scored along the way, the clock stopped. `--zoo FILE` also writes the field as one safetensors file; the
+zoo's entry is
+
+    python benchmarks/pretrained.py --scenes --eval-views 20 --every 1500 --zoo nerfturbo/zoo/toybox-cpu.safetensors
 """
 
 from __future__ import annotations
@@ -113,7 +116,7 @@ def main() -> None:
     parser.add_argument("--resolution", type=int, default=200)
     parser.add_argument("--eval-views", type=int, default=5)
     parser.add_argument("--targets", type=float, nargs="+", default=[24.0, 26.0, 28.0, 30.0])
-    parser.add_argument("--scenes", nargs="+", choices=(*EDITS, "armillary"), default=[*EDITS, "armillary"])
+    parser.add_argument("--scenes", nargs="*", choices=(*EDITS, "armillary"), default=[*EDITS, "armillary"])
     parser.add_argument("--source", help="begin from this run, file or zoo:NAME instead of training the first field")
     parser.add_argument("--keep", type=float, default=KEEP, help="of the features, as --init-keep")
     parser.add_argument("--rate", type=float, default=1.0, help="times the preset's learning rate")
@@ -133,7 +136,9 @@ def main() -> None:
     if args.source is None:
         first, points = train(config, pair("toybox"), args, None)
         with first.optimizer.averaged():
-            save_field(first.model, path, about={"scene": "builtin:toybox", "preset": config.preset})
+            psnr = f"{points[-1].psnr:.1f} dB on {args.eval_views} test views"
+            about = {"scene": "builtin:toybox", "preset": config.preset, "steps": str(args.steps), "psnr": psnr}
+            save_field(first.model, path, about=about)
         print(f"toybox: {points[-1].psnr:.2f} dB after {args.steps} steps; {path}: {path.stat().st_size / 1e6:.2f} MB")
         values["source"] = {"scene": "toybox", "psnr": points[-1].psnr, "bytes": path.stat().st_size}
     for name in args.scenes:

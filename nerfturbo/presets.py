@@ -23,7 +23,11 @@ _PRESETS: dict[str, Config] = {
         render=c.RenderConfig(steps_per_diagonal=1280, eval_refine=2),
         optim=replace(_NGP, lr=2e-2, schedule="inverse", hold_fraction=0.7, final_lr_fraction=0.15, ema_decay=0.9998),
     ),
-    "ngp-cpu": replace(_CPU, field=c.NgpConfig(**_CPU_HASH, max_resolution=512), optim=c.OptimConfig(lr=2e-2)),
+    "ngp-cpu": replace(
+        _CPU,
+        field=replace(c.NgpConfig(**_CPU_HASH), log2_entries=16, max_resolution=512),
+        optim=c.OptimConfig(lr=2e-2, hold_fraction=0.6, final_lr_fraction=0.2, ema_decay=0.99),
+    ),
     "vanilla": Config(
         grid=c.GridConfig(resolution=96, cull_unseen=True),
         field=c.VanillaConfig(),
@@ -139,7 +143,7 @@ _PRESETS["quality"] = replace(
 _PRESETS["quality-cpu"] = replace(
     _PRESETS["ngp-cpu"],
     sampler=replace(_CPU_SAMPLER, merge_weak_samples=0.05),
-    optim=c.OptimConfig(lr=2e-2, table_decay=0.1),
+    optim=replace(_PRESETS["ngp-cpu"].optim, table_decay=0.1),
 )
 _PRESETS = {name: replace(config, preset=name) for name, config in _PRESETS.items()}
 

@@ -650,6 +650,10 @@ TABLES: dict[str, Callable[[], str]] = {
         values("cpu/ngp_choice"),
         {"scene": "{scene}", "steps of the run": "{run}", "after": "{step}", "flags": "`{flags}`", "dB": "{psnr:.2f}"},
     ),
+    "choices-quality-cpu": lambda: listed(
+        values("cpu/quality_choice"),
+        {"scene": "{scene}", "flags": "`{flags}`", "dB": "{psnr:.2f}", "SSIM": "{ssim:.3f}"},
+    ),
     "choices-captures": lambda: choices("h200/captures_choice"),
     "choices-proposals": lambda: choices("h200/captures_proposals"),
     "schedule-ngp": lambda: listed(

@@ -140,8 +140,7 @@ def _begin(plan: Plan, trainer: Trainer, display: Display) -> RunFolder:
         plan.run.write_config(trainer.config)
         return plan.run
     output = plan.output or default_output(trainer.scene.name)
-    state = 3 * sum(value.nbytes for value in trainer.model.parameters())  # with the means of Adam
-    check_writable(output, (plan.args.keep + 1) * state)
+    check_writable(output, (plan.args.keep + 1) * trainer.state_bytes)
     claim(output)
     run = create_run(output, trainer.config, overwrite=plan.args.overwrite)
     claim(output)  # a new one

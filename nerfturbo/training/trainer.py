@@ -120,9 +120,10 @@ class Trainer:
     ) -> None:
         self.scene, self.device, self.team = scene, torch.device(device), team or Team()
         self.model = NerfModel(config, SceneBounds.of(scene), field=field, sampler=sampler)
-        adam = 3 * sum(value.nbytes for value in self.model.parameters())  # gradients, and two means of them
-        rows = SAMPLE_BYTES * config.train.batch_samples
-        check_memory("training", adam + rows, "use smaller tables and batches, field.* and train.*", self.device)
+        # Gradients (in a checkpoint the weights), two means of them, and the mean of the weights where one is kept.
+        self.state_bytes = (3 + (config.optim.ema_decay > 0.0)) * sum(v.nbytes for v in self.model.parameters())
+        needed = self.state_bytes + SAMPLE_BYTES * config.train.batch_samples
+        check_memory("training", needed, "use smaller tables and batches, field.* and train.*", self.device)
         self.model.to(self.device)
         if hasattr(self.model.sampler, "to"):
             self.model.sampler.to(self.device)

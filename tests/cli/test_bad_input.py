@@ -333,7 +333,8 @@ def test_a_step_that_does_not_fit_the_gpu_is_not_called_impossible_to_record() -
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("train SCENE --steps 1 --output new", "training: expected what fits the 5 MB of free memory, got 1"),
+        ("train SCENE --steps 1 --output new", "training: expected what fits the 5 MB of free memory, got 28 MB"),
+        ("train SCENE --steps 1 --output new --optim.ema-decay 0", "the 5 MB of free memory, got 21 MB"),  # no mean
         ("export mesh RUN new.ply --resolution 400", "--resolution: expected what fits the 5 MB of free memory"),
     ],
 )
@@ -367,7 +368,7 @@ def test_checkpoints_that_would_not_fit_the_disk_are_refused_before_training(
     monkeypatch.setattr("nerfturbo.evaluation.run_folder.shutil.disk_usage", lambda folder: usage)
     done = nerfturbo("train", scene, "--steps", 1, "--output", "new", "--keep", 1)
     assert done.code == 2 and "new: expected a place that can be written, got No space left" in done.err
-    assert "2 of " in done.err and not Path("new").exists()
+    assert "2 of 54 MB" in done.err and not Path("new").exists()  # two checkpoints, each with the mean of the weights
     assert nerfturbo("train", scene, *TINY_FLAGS, "--steps", 1, "--output", "new").code == 0
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.multiprocessing as mp
@@ -20,7 +21,7 @@ from nerfturbo.data.batches import PixelBatch, PixelSampler
 from nerfturbo.errors import DistributedError
 from nerfturbo.ops import use_backend
 from nerfturbo.rendering.model import NerfModel, SceneBounds
-from nerfturbo.training import distributed
+from nerfturbo.training import distributed, optim
 from nerfturbo.training.checkpoint import latest_checkpoint
 from nerfturbo.training.distributed import ProcessTeam, RayShare, Team, join_team
 from nerfturbo.training.loss import Stages
@@ -33,6 +34,7 @@ from ..tiny import ball_scene, tiny_config
 
 Work = Callable[..., Any]
 HANG = 3.0  # for the 60 s of `distributed.HANG_SECONDS`
+MEAN_EVERY = 4  # for the 16 steps of `optim.EMA_EVERY`
 QUIET: dict[str, Any] = {
     "enable_progress_bar": False,
     "enable_model_summary": False,
@@ -89,10 +91,17 @@ def config_for(team_size: int, *, of: int = 2, steps: int = 50) -> Config:
     """The same training for any size of team: together `of` times the rays of `tiny_config`."""
     config, factor = tiny_config(steps=steps), of // team_size
     field = replace(config.field, n_levels=3, log2_entries=14, max_resolution=48)  # few collisions: 50 steps teach it
-    config = replace(config, field=field)
+    config = replace(config, field=field, optim=replace(config.optim, ema_decay=0.9))
     train = config.train
     grown = {name: getattr(train, name) * factor for name in ("batch_samples", "max_rays")}
     return replace(config, train=replace(train, **grown))
+
+
+def state_of(model: NerfModel, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+    """Weights and grid, and the running means of the weights."""
+    means = {f"mean {index}": mean for index, mean in enumerate(optimizer.averages)}
+    assert means
+    return model.state_dict() | means
 
 
 def draw_double(sampler: PixelSampler, step: int, share: RayShare) -> PixelBatch:
@@ -127,7 +136,7 @@ def train_double(team: Team, n_steps: int = 50, split: Any = None) -> dict[str, 
     stepper = TrainingStep(model, PixelSampler(ball_scene()), optimizer, stages=stages, team=team)
     records = [stepper.advance(step, 1) for step in range(n_steps)]
     losses, counts = [record.loss for record in records], [record.n_samples for record in records]
-    return {"state": model.state_dict(), "losses": losses, "counts": counts, "rays": stepper.n_rays}
+    return {"state": state_of(model, optimizer), "losses": losses, "counts": counts, "rays": stepper.n_rays}
 
 
 def train_single(team: Team, compression: Any = None) -> dict[str, Any]:
@@ -142,8 +151,8 @@ def train_single(team: Team, compression: Any = None) -> dict[str, Any]:
             moments.append(torch.cat([buffer.state.first for buffer in trainer.optimizer.buffers]).clone())
 
     trainer = Trainer(config_for(team.world, steps=20), ball_scene(), callbacks=[look], team=team)
-    summary = trainer.fit()
-    return {"moments": moments[0], "losses": losses, "state": trainer.model.state_dict(), "summary": summary}
+    summary, state = trainer.fit(), state_of(trainer.model, trainer.optimizer)
+    return {"moments": moments[0], "losses": losses, "state": state, "summary": summary}
 
 
 def stop_early(team: Team) -> tuple[int, str]:
@@ -165,7 +174,7 @@ def follow_one_clock(team: Team) -> tuple[int, dict[str, Any]]:
 
 
 def save_and_go_on(team: Team, folder: str) -> dict[str, Any]:
-    """Rank 0 saves at step 10; all of them resume from it and train on to step 20."""
+    """Rank 0 saves at step 10, reads that and hands it to the others; all of them train on to step 20."""
     config = config_for(team.world, steps=20)
     first = Trainer(config, ball_scene(), team=team)
     first.callbacks.append(lambda trainer, record: setattr(trainer, "should_stop", record.step == 10))
@@ -174,9 +183,10 @@ def save_and_go_on(team: Team, folder: str) -> dict[str, Any]:
         first.save(Path(folder) / "checkpoints")
     team.agree(False)  # the others wait until it is written
     second = Trainer(config, ball_scene(), team=team)
-    second.resume(latest_checkpoint(Path(folder)))
+    if team.rank == 0:
+        second.resume(latest_checkpoint(Path(folder)))
     second.fit()
-    return second.model.state_dict()
+    return state_of(second.model, second.optimizer)
 
 
 def meet_trouble(team: Team, folder: str) -> dict[str, Any]:
@@ -300,6 +310,11 @@ def find_rate(team: Team, folder: str) -> list[float]:
 
 def everything(team: Team, folder: str) -> dict[str, Any]:
     """One start of the processes for all tests: starting them is what takes long."""
+    with patch.object(optim, "EMA_EVERY", MEAN_EVERY):
+        return _everything(team, folder)
+
+
+def _everything(team: Team, folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         "double": train_double(team),
         "uneven": train_double(team, 20, uneven),
