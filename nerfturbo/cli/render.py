@@ -140,7 +140,9 @@ def _camera_path(args: RenderArgs, opened: OpenRun, display: Display) -> CameraP
             "interpolate": lambda: paths.interpolated_path(train.cameras, n_frames),
             "still": lambda: paths.still_path(test.cameras, args.view, n_frames),
         }
-        path = paths.CameraPath(make[args.path]())
+        cameras = make[args.path]()
+        turns = args.path in ("auto", "orbit", "spiral")
+        path = paths.CameraPath(paths.around_object(cameras, opened.model, train) if turns else cameras)
     else:
         to_file, parser = train.to_original, args.dataparser or Path(args.path).parent / paths.PARSER_FILE
         if args.dataparser is not None or parser.is_file():
