@@ -124,15 +124,10 @@ def around_object(path: Cameras, model: NerfModel, scene: Scene) -> Cameras:
         row, column = (model.render_image(small, index).opacity.cpu().squeeze(-1) > 0.5).nonzero().double().T
         places = torch.stack([column + 0.5, row + 0.5], dim=-1) - small.center[index]
         slopes.append(places / small.focal[index] * torch.tensor([1.0, -1.0]))
-    return framed(path, torch.cat(slopes))
-
-
-def framed(path: Cameras, slopes: Tensor) -> Cameras:
-    """The path with what lies at slopes (n, 2), right and up over ahead, in its frames; all but a few specks of it."""
-    if not len(slopes):
+    seen = torch.cat(slopes)  # (n, 2) right and up over ahead
+    if not len(seen):
         return path
-    rank = int(SPECKS * len(slopes))
-    (left, low), (right, high) = (slopes.sort(dim=0, descending=last).values[rank].tolist() for last in (False, True))
+    (left, low), (right, high) = (seen.sort(0, last).values[int(SPECKS * len(seen))].tolist() for last in (False, True))
     tilt = 0.5 * (math.atan(low) + math.atan(high))
     half = (0.5 * (1.0 - MARGIN) * path.size[0] / path.focal[0]).tolist()  # slopes that a frame shows
     if max(-left, right) <= half[0] and max(-low, high) <= half[1]:
