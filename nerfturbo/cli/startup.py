@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..data.speed import COMPILE_SECONDS, machine_speed
 from .common import backend_on, open_data
 from .flags import Device, SceneSource, parse
 from .progress import Display, duration, showing
@@ -125,9 +124,11 @@ def compile_ahead(trainer: Trainer, preview: Preview, display: Display) -> None:
 
 def compile_note(device: str) -> str:
     """The first words of an estimate, where the CPU's kernels are not compiled yet."""
+    from ..data import speed
+
     if backend_on(device) != "cpu" or importlib.import_module(CPU_KERNELS).is_cached():
         return ""
-    return f"about {duration(COMPILE_SECONDS / machine_speed())} of compiling kernels (first run only), "
+    return f"about {duration(speed.COMPILE_SECONDS / speed.machine_speed())} of compiling kernels (first run only), "
 
 
 def warm_up(config: Config, scene: Scene, device: str, display: Display, helper: Any = None) -> str:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from nerfturbo.cli import finish, session, startup
 from nerfturbo.cli.finish import affordable_views, seconds_after
+from nerfturbo.data import speed
 from nerfturbo.evaluation.run_folder import open_run
 from nerfturbo.ops import use_backend
 from nerfturbo.ops._cpu import warmup
@@ -84,7 +85,7 @@ def test_a_run_says_how_long_it_takes_before_it_has_taken_it(nerfturbo: Nerfturb
 
 
 def test_the_estimate_counts_kernels_that_are_not_compiled_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup, "machine_speed", lambda: 2.0)
+    monkeypatch.setattr(speed, "machine_speed", lambda: 2.0)
     with use_backend("cpu"):
         monkeypatch.setattr(warmup, "is_cached", lambda: False)
         assert startup.compile_note("cpu") == "about 20 s of compiling kernels (first run only), "
