@@ -241,7 +241,7 @@ def _open_viewer(session: "Session", scenes: tuple[Scene, Scene]) -> None:
     trainer, run, args = session.trainer, session.run, session.args
     page = open_page(run, trainer.model, scenes, host=args.viewer_host, port=args.viewer_port, trains=True)
     trainer.callbacks.append(ViewedTraining(page, session.log, run.checkpoints))
-    session.display.note(f"live page: {page.url}")
+    session.display.note(f"viewer: {page.url}")
 
 
 class Session:
