@@ -19,7 +19,7 @@ from ..data.cameras import Cameras
 from ..data.images import save_image, to_bytes
 from ..data.scene import Scene, downscaled
 from ..errors import NerfturboError
-from ..evaluation.camera_path import capture_path, with_times
+from ..evaluation.camera_path import around_object, capture_path, with_times
 from ..evaluation.evaluate import Evaluation, ViewScore, choose_views, evaluate
 from ..evaluation.images import comparison, save_small
 from ..evaluation.metrics import Perceptual
@@ -166,6 +166,7 @@ def write_turntable(
         return None
     display.phase("rendering the video")
     cameras, kind = capture_path(learned_cameras(model, scene).cameras, model.bounds.aabb.center, n_frames)
+    cameras = around_object(cameras, model, scene)
     if scene.cameras.times is not None:  # time runs while the camera moves
         cameras = with_times(cameras, None)
     width, height = cameras.size[0].tolist()

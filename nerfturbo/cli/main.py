@@ -26,11 +26,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # verb -> (module, function, what it does); a verb of two words is a command and its subcommand
 VERBS: dict[str, tuple[str, str, str]] = {
     "train": ("train", "main", "train on a scene folder or a built-in scene and write a run folder"),
-    "batch": ("batch", "main", "train many scenes one after the other or side by side, and go on where it stopped"),
+    "batch": ("batch", "main", "train many scenes one after the other or side by side; resumes where it stopped"),
     "eval": ("evaluate", "score", "score a run on its test views again and renew its report"),
     "render": ("render", "render", "render a camera path of a run as GIF, MP4 or PNG files"),
     "process": ("scene", "process", "find the poses of photos or of a video, by COLMAP, and write a scene folder"),
-    "view": ("render", "view", "open a run on a live page in the browser"),
+    "view": ("render", "view", "open a run in the viewer, in the browser"),
     "inspect": ("evaluate", "inspect", "draw density, transmittance, weights and cells along the ray of one pixel"),
     "compare": ("evaluate", "compare", "compare runs in one table and on one page"),
     "export mesh": ("export", "mesh", "write the surface of a run as a mesh: .glb, .ply or .obj"),

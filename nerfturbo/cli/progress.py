@@ -42,10 +42,10 @@ def since_command() -> float:
 
 
 def seconds_by_stage() -> dict[str, float]:
-    """How long each phase has taken, its parts (behind a colon) together; before the first lies the start."""
+    """How long each phase has taken, without what is behind a colon or in brackets; before the first lies the start."""
     result: dict[str, float] = {}
     for (text, begun), (_, end) in itertools.pairwise([("starting", _started), *_marks, ("", time.monotonic())]):
-        stage = text.partition(": ")[0]
+        stage = text.partition(": ")[0].partition(" (")[0]
         result[stage] = result.get(stage, 0.0) + end - begun
     return result if _marks else {}
 

@@ -35,7 +35,7 @@ PATHS = ("auto", "orbit", "spiral", "interpolate", "still", "train", "test")
 
 @dataclass(frozen=True)
 class RenderArgs(PictureArgs):
-    """Render a camera path of a trained run. PNG files that were begun by the same command are gone on with."""
+    """Render a camera path of a trained run. A folder of PNG files that the same command began is resumed."""
 
     path: Annotated[str, arg(metavar="PATH")] = "auto"
     """auto (an orbit, an arc or a walk, as the images were taken), orbit (a turn about the scene), spiral, interpolate
@@ -140,7 +140,9 @@ def _camera_path(args: RenderArgs, opened: OpenRun, display: Display) -> CameraP
             "interpolate": lambda: paths.interpolated_path(train.cameras, n_frames),
             "still": lambda: paths.still_path(test.cameras, args.view, n_frames),
         }
-        path = paths.CameraPath(make[args.path]())
+        cameras = make[args.path]()
+        turns = args.path in ("auto", "orbit", "spiral")
+        path = paths.CameraPath(paths.around_object(cameras, opened.model, train) if turns else cameras)
     else:
         to_file, parser = train.to_original, args.dataparser or Path(args.path).parent / paths.PARSER_FILE
         if args.dataparser is not None or parser.is_file():
@@ -239,7 +241,7 @@ def _frames(
 
 @dataclass(frozen=True)
 class ViewArgs(RunArgs):
-    """Open a run on a live page in the browser; Ctrl-C ends it."""
+    """Open a run in the viewer, in the browser; Ctrl-C ends it."""
 
     host: str = "127.0.0.1"  # Where to listen; beyond the loopback a token is asked for, part of the address printed.
     port: int = 7007  # Port to listen on; 0 takes any that is free.

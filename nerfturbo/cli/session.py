@@ -35,7 +35,7 @@ from .finish import finish, seconds_after
 from .progress import Display, counted, duration, showing, since_command
 from .render import check_viewer, open_page
 from .scene import find_poses
-from .startup import compile_ahead, compiling_early, starting_device, warm_up
+from .startup import compile_ahead, compile_note, compiling_early, starting_device, warm_up
 from .train import Plan, TrainArgs, default_output, is_launched, parse_save_every
 
 FIRST_PREVIEW_SECONDS = 6.0  # after the command, or
@@ -70,7 +70,7 @@ def _run(plan: Plan, display: Display) -> int:
     if writes and args.viewer:
         check_viewer(args.viewer_host, args.viewer_port)
     if config.train.time_limit is not None:
-        display.note(time_note(config.train.time_limit, args))
+        display.note(compile_note(plan.device) + time_note(config.train.time_limit, args))
     display.phase(f"opening {config.data.source}")
     with starting_device(plan.device), compiling_early(plan.device, config.data.source) as helper:
         train_scene, test_scene = _open(plan, display)
@@ -240,7 +240,7 @@ def _open_viewer(session: "Session", scenes: tuple[Scene, Scene]) -> None:
     trainer, run, args = session.trainer, session.run, session.args
     page = open_page(run, trainer.model, scenes, host=args.viewer_host, port=args.viewer_port, trains=True)
     trainer.callbacks.append(ViewedTraining(page, session.log, run.checkpoints))
-    session.display.note(f"live page: {page.url}")
+    session.display.note(f"viewer: {page.url}")
 
 
 class Session:

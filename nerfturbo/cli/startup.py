@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .common import backend_on, open_data
 from .flags import Device, SceneSource, parse
-from .progress import Display, showing
+from .progress import Display, duration, showing
 from .settings import check_source, resolve_device, starting_config
 
 if TYPE_CHECKING:
@@ -122,19 +122,26 @@ def compile_ahead(trainer: Trainer, preview: Preview, display: Display) -> None:
         preview.compile(trainer.model)
 
 
+def compile_note(device: str) -> str:
+    """The first words of an estimate, where the CPU's kernels are not compiled yet."""
+    from ..data import speed
+
+    if backend_on(device) != "cpu" or importlib.import_module(CPU_KERNELS).is_cached():
+        return ""
+    return f"about {duration(speed.COMPILE_SECONDS / speed.machine_speed())} of compiling kernels (first run only), "
+
+
 def warm_up(config: Config, scene: Scene, device: str, display: Display, helper: Any = None) -> str:
     """Compile what is not cached yet and return the backend that runs on the device. A GPU's kernels are compiled by
     the trainer, which records its step before its own clock starts."""
     backend = backend_on(device)
     if backend == "cpu":
         module = importlib.import_module(CPU_KERNELS)
-        cached = module.is_cached()
-        display.phase(
-            "loading CPU kernels" if cached else "compiling CPU kernels (first run only, about 40 s on two cores)"
-        )
+        note = compile_note(device)
+        display.phase("compiling CPU kernels (first run only)" if note else "loading CPU kernels")
 
         def report(name: str) -> None:
-            if not cached:
+            if note:
                 display.phase(f"compiling CPU kernels (first run only): {name}")
 
         module.warmup(report, helper=helper)

@@ -38,7 +38,7 @@ class TrainArgs(ConfigArgs):
     output: Annotated[Path | None, arg(metavar="FOLDER")] = None  # Run folder to write; runs/SCENE-TIME unless given.
     overwrite: bool = False  # Write into a folder that is not empty; only files of an earlier run are removed from it.
     resume: Annotated[Path | None, arg(metavar="RUN")] = None
-    """Go on with this run folder, with its own values; give --steps or --time-limit to train longer."""
+    """Resume this run folder with its own config; give --steps or --time-limit to train longer."""
     seed: Count = None  # Seed of every random draw; short for --train.seed.
     on_instability: Literal["warn", "lower-lr", "stop"] | None = None
     """What to do where half precision keeps overflowing; short for --train.on-instability."""
@@ -66,10 +66,10 @@ class TrainArgs(ConfigArgs):
     init_keep: Annotated[float | None, arg(metavar="SHARE")] = None
     """Share of the hash table's features to take over: 1 for the same scene, less for another; 0.6 unless given."""
     log: Annotated[tuple[Literal["tensorboard", "wandb"], ...], arg(metavar="LOGGER")] = ()
-    """Write curves and previews for these too, besides log.jsonl; TensorBoard's lie in RUN/tensorboard."""
-    viewer: bool = False  # Serve a live page while it trains, for this machine only; its address is printed.
+    """Also log curves and previews here, besides log.jsonl; TensorBoard's lie in RUN/tensorboard."""
+    viewer: bool = False  # Serve the viewer while training, for this machine only; its address is printed.
     viewer_host: str = "127.0.0.1"  # Where it listens; beyond the loopback a token is asked for, part of the address.
-    viewer_port: int = 7007  # Port of the live page; 0 takes any that is free.
+    viewer_port: int = 7007  # Port of the viewer; 0 takes any that is free.
     json: bool = False  # Print the result as one JSON object on stdout.
 
 

@@ -221,7 +221,7 @@ def place_in_ndc(cameras: Cameras, poses: Tensor, points: Tensor | None, options
     ndc = Ndc((_mean_camera(placed) / near).float(), halves.float())
     rays = replace(cameras, camera_to_world=placed).rays_through([(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0)])
     half = max(float(end[:, :2].abs().max()) for end in ndc.ends(rays)) * 1.001
-    expected = f"pictures that show at most {WIDEST:g} times what the mean camera does"
+    expected = f"images that show at most {WIDEST:g} times what the mean camera does"
     refuse(half > WIDEST, "ndc", expected, f"{half:.3g}", "leave it out: some cameras look too far aside")
     side = 2.0 * max(1.0, half)
     why = f"the near plane is {near:.3g} ahead of the mean camera, and a box of {side:.3g} holds it all"

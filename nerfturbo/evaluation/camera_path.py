@@ -13,7 +13,9 @@ from torch import Tensor
 
 from ..data.cameras import Cameras, look_at, rotations, similarity_scale, transform_points, transform_poses, turned
 from ..data.json_checks import number, read_json, rigid, shown
+from ..data.scene import Scene
 from ..errors import InputError, refuse
+from ..rendering.model import NerfModel
 from ..types import Aabb
 from .run_folder import write_json
 
@@ -26,6 +28,8 @@ ATTENTION = 0.8  # mean cosine between viewing directions and the way to one poi
 RING_GAP = math.radians(100.0)  # between neighbours: with more, nobody stood on one side
 BANDWIDTH = math.radians(25.0)  # an orbit takes height and distance from cameras about this near
 ARC_REACH = 0.6  # of the angles at which cameras stand
+MARGIN, SPECKS = 0.04, 0.001  # of a frame, around an object; of its pixels, that may be left out
+LOOKS, LOOK_PIXELS, LOOK_WIDER = 8, 64, 1.5  # frames that find it, their longer side, and how much wider they are
 FRAMES_A_KEY = 6  # of a walk: with more keys a short video would rush
 
 
@@ -105,6 +109,34 @@ def _turns(cameras: Cameras, center: tuple[float, float, float], elevation: Tens
     distance = offsets.norm(dim=-1).mean().clamp_min(1e-6)
     angles = torch.arange(n) * (2.0 * math.pi * turns / n) + torch.atan2(offsets[0, 1], offsets[0, 0])
     return _pinholes(cameras, _around(target, angles, elevation.sin() * distance, elevation.cos() * distance))
+
+
+def around_object(path: Cameras, model: NerfModel, scene: Scene) -> Cameras:
+    """The path with all of an object that was cut out (its images have alpha) inside of every frame: tilted and
+    widened, in all frames alike, where it would be cut. A few small and wide frames are looked at for that."""
+    if not scene.has_alpha:
+        return path
+    small = path[torch.linspace(0, len(path) - 1, min(len(path), LOOKS)).round().long()]
+    small = small.scaled(min(1.0, LOOK_PIXELS / int(path.size[0].max())))
+    small = replace(small, focal=small.focal / LOOK_WIDER)
+    small, slopes = small if scene.cameras.times is None else with_times(small, None), []
+    for index in range(len(small)):
+        row, column = (model.render_image(small, index).opacity.cpu().squeeze(-1) > 0.5).nonzero().double().T
+        places = torch.stack([column + 0.5, row + 0.5], dim=-1) - small.center[index]
+        slopes.append(places / small.focal[index] * torch.tensor([1.0, -1.0]))
+    seen = torch.cat(slopes)  # (n, 2) right and up over ahead
+    if not len(seen):
+        return path
+    (left, low), (right, high) = (seen.sort(0, last).values[int(SPECKS * len(seen))].tolist() for last in (False, True))
+    tilt = 0.5 * (math.atan(low) + math.atan(high))
+    half = (0.5 * (1.0 - MARGIN) * path.size[0] / path.focal[0]).tolist()  # slopes that a frame shows
+    if max(-left, right) <= half[0] and max(-low, high) <= half[1]:
+        return path
+    # A turn about the axis to the right brings a slope (x, y) to x and tan(atan(y) - tilt), x as far as it is small.
+    wider = max(-left / half[0], right / half[0], math.tan(math.atan(high) - tilt) / half[1], 1.0)
+    axes, eyes = path.camera_to_world.split([3, 1], dim=-1)
+    axes = axes @ turned(0, math.degrees(tilt)).to(axes)
+    return replace(path, camera_to_world=torch.cat([axes, eyes], dim=-1), focal=path.focal / wider)
 
 
 def interpolated_path(cameras: Cameras, n_frames: int) -> Cameras:

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from nerfturbo.cli import finish, session
+from nerfturbo.cli import finish, session, startup
 from nerfturbo.cli.finish import affordable_views, seconds_after
+from nerfturbo.data import speed
 from nerfturbo.evaluation.run_folder import open_run
+from nerfturbo.ops import use_backend
+from nerfturbo.ops._cpu import warmup
 
 from ..data import folders
 from ..tiny import TINY_FLAGS, ball_scene
@@ -79,6 +82,18 @@ def test_photos_are_shrunk_to_what_a_cpu_learns(nerfturbo: Nerfturbo, monkeypatc
 def test_a_run_says_how_long_it_takes_before_it_has_taken_it(nerfturbo: Nerfturbo, scene: Path) -> None:
     result = nerfturbo("train", scene, *TINY_FLAGS, "--time-limit", 3, "--turntable", 1, "--output", "run")
     assert "about 3 s of training, then at most 15 s of scoring and at most 15 s of video" in result.err
+
+
+def test_the_estimate_counts_kernels_that_are_not_compiled_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "machine_speed", lambda: 2.0)
+    with use_backend("cpu"):
+        monkeypatch.setattr(warmup, "is_cached", lambda: False)
+        assert startup.compile_note("cpu") == "about 20 s of compiling kernels (first run only), "
+        monkeypatch.setattr(warmup, "is_cached", lambda: True)
+        assert startup.compile_note("cpu") == ""
+    with use_backend("reference"):
+        monkeypatch.setattr(warmup, "is_cached", lambda: False)
+        assert startup.compile_note("cpu") == ""
 
 
 def test_without_a_limit_some_training_tells_how_long_the_rest_takes(

@@ -54,9 +54,9 @@ def test_a_video_trains_without_a_flag(nerfturbo: Nerfturbo, cache: Path) -> Non
     assert shown.code == 0 and "photos or video, without poses" in shown.out
     result = nerfturbo("train", "der Weg ü.mp4", "--steps", 2, "--downscale", 8, "--output", "run", *SMALL, "--json")
     assert result.code == 0, result.err
-    assert "matcher exhaustive: all 15 pairs of 6 pictures" in result.err
+    assert "matcher exhaustive: all 15 pairs of 6 images" in result.err
     assert "poses will take about" in result.err
-    placed, _, opened = result.err.partition("good: 6 of 6 pictures registered")
+    placed, _, opened = result.err.partition("good: 6 of 6 images registered")
     assert (
         "4/4 poses" in placed
         and "4/4 poses" not in opened
@@ -126,7 +126,7 @@ def test_photos_without_poses_are_described(nerfturbo: Nerfturbo) -> None:
     assert "preset  {}, or {} where".format(*found["presets"]) in shown
     refused = nerfturbo("scene", "info", "room", "--plot", "a.png")
     assert refused.code == 2 and "nerfturbo process room" in refused.err and not Path("a.png").exists()
-    with pytest.raises(MissingPosesError, match="expected pictures with poses"):
+    with pytest.raises(MissingPosesError, match="expected images with poses"):
         load_scene("room")
     Path("room").rename("the room")
     assert "`nerfturbo train 'the room'`" in nerfturbo("scene", "info", "the room").out

@@ -24,7 +24,7 @@ def test_scene_info_says_what_was_chosen(nerfturbo: Nerfturbo) -> None:
         "opencv, 1 different",
         "unbounded, 4 grid levels",
         "note  unbounded: aabb_scale 8",
-        "warning  transforms.json: 1 frames left out",
+        "warning  transforms.json: skipped 1 frames",
     ):
         assert words in shown
 

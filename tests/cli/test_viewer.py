@@ -19,7 +19,7 @@ def test_training_with_a_page_ends_as_without(nerfturbo: Nerfturbo, scene: Path)
     flags = [*TINY_FLAGS, "--steps", "3", "--viewer", "--viewer-port", "0", "--output", "run", "--json"]
     result = nerfturbo("train", scene, *flags)
     assert result.code == 0 and result.json["steps"] == 3
-    assert re.search(r"live page: http://localhost:\d+/\s", result.err)
+    assert re.search(r"viewer: http://localhost:\d+/\s", result.err)
 
 
 def test_a_port_that_is_taken_is_refused_first(nerfturbo: Nerfturbo, scene: Path, run_folder: Path) -> None:

@@ -59,7 +59,7 @@ def test_models_elsewhere_are_named(tmp_path: Path, place: str) -> None:
         load_scene(folder)
     made = folder / place.split("/")[0] / "process.json"
     made.write_text("{}")  # what `nerfturbo process` left in a folder of photos
-    with pytest.raises(InputError, match="expected pictures with poses"):
+    with pytest.raises(InputError, match="expected images with poses"):
         load_scene(folder)
 
 

@@ -85,12 +85,12 @@ def test_what_is_missing_is_no_reason_to_refuse_the_rest(tmp_path: Path) -> None
     (folder / "transforms.json").write_text(text.replace('"images/', '"/media/ana/images/'))
     (folder / "images" / "view_03.png").unlink()
     scene = load_scene(folder)
-    assert len(scene) == 14 and any("1 frames left out" in note for note in scene.notes)
+    assert len(scene) == 14 and any("skipped 1 frames" in note for note in scene.notes)
     document = json.loads(text)  # two frames must not share one image because a folder is gone
     document["frames"][1]["file_path"], document["frames"][2]["file_path"] = "left/view_01.png", "right/view_01.png"
     (folder / "transforms.json").write_text(json.dumps(document))
     scene = load_scene(folder)
-    assert any("3 frames left out" in note for note in scene.notes) and len(set(scene.files)) == len(scene)
+    assert any("skipped 3 frames" in note for note in scene.notes) and len(set(scene.files)) == len(scene)
     for frame in document["frames"]:  # nor where all folders are gone
         frame["file_path"] = frame["file_path"].replace("images/", "left/")
     (folder / "transforms.json").write_text(json.dumps(document))
@@ -153,9 +153,9 @@ def test_pictures_that_were_sorted_out_of_a_reconstruction(tmp_path: Path) -> No
     for name in ("view_00.png", "view_05.png"):  # the first too, by which the folder was found
         (folder / "images" / name).unlink()
     scene = load_scene(folder)
-    assert len(scene) == 13 and any("2 images left out" in note for note in scene.notes)
+    assert len(scene) == 13 and any("skipped 2 images" in note for note in scene.notes)
     shutil.rmtree(folder / "images")
-    with pytest.raises(InputError, match=r"expected the pictures it names in .*images.* no such file"):
+    with pytest.raises(InputError, match=r"expected the images it names in .*images.* no such file"):
         load_scene(folder)
 
 

@@ -102,7 +102,7 @@ def test_lists_choose_the_splits(tmp_path: Path) -> None:
     lists = {"train_filenames": names[:6], "val_filenames": names[6:7], "test_filenames": names[7:]}
     folder = folders.write_transforms(tmp_path / "scene", **lists)
     assert [len(load_scene(folder, split)) for split in ("train", "val", "test")] == [6, 1, 3]
-    assert "warning: 6 frames left out, because no list names them" in load_scene(folder).notes
+    assert "warning: skipped 6 frames: no list names them" in load_scene(folder).notes
     moved = lists | {"train_filenames": [f"../{name}" for name in names[:6]]}
     with pytest.raises(InputError, match=r"train_filenames: expected paths of frames.*'\.\./images/view_00\.png'"):
         load_scene(folders.write_transforms(tmp_path / "moved", **moved), "test")
@@ -363,7 +363,7 @@ def test_paths_stay_inside_and_missing_pictures_are_left_out(tmp_path: Path) -> 
     folder = folders.write_transforms(tmp_path / "scene")
     (folder / "images" / "view_03.png").unlink()
     scene = load_scene(folder)
-    assert len(scene) == 14 and any("1 frames left out" in note for note in scene.notes)
+    assert len(scene) == 14 and any("skipped 1 frames" in note for note in scene.notes)
     document = json.loads((folder / "transforms.json").read_text())
     document["frames"][0]["file_path"] = "../secret.png"
     (folder / "transforms.json").write_text(json.dumps(document))

@@ -74,7 +74,7 @@ def done(colmap: None, photos: Path, tmp_path_factory: pytest.TempPathFactory) -
         process(photos, output, FAST, report=Words(stop_at="poses"))
     verdict = process(photos, output, FAST, report=words)
     assert (output / "work" / "features.db").stat().st_mtime_ns == features
-    assert verdict.text.startswith("good: 7 of 7 pictures registered") and not verdict.advice
+    assert verdict.text.startswith("good: 7 of 7 images registered") and not verdict.advice
     return output, words
 
 
@@ -83,7 +83,7 @@ def test_poses_are_the_true_ones(done: tuple[Path, Words], photos: Path) -> None
     output, words = done
     assert any("1/4 pictures: done before" in note for note in words.notes)
     assert any("3/4 matches: done before" in note for note in words.notes) and words.phases == ["4/4 poses"]
-    assert any("SIMPLE_RADIAL: 7 pictures, one camera for all" in note for note in words.notes)
+    assert any("SIMPLE_RADIAL: 7 images, one camera for all" in note for note in words.notes)
     scenes = [load_scene(output, split) for split in ("train", "test")]
     assert [len(scene) for scene in scenes] == [6, 1] and is_current(photos, output)
     images = sorted(read_images(output / "sparse" / "0" / "images.bin"), key=lambda image: image.name)
@@ -151,7 +151,7 @@ def test_pictures_that_do_not_fit_together(colmap: None, tmp_path: Path) -> None
     for index in range(2):
         noise = np.random.default_rng(index).integers(0, 255, (60, 80, 3), dtype=np.uint8)
         Image.fromarray(noise).resize((160, 120)).save(folder / f"{index}.png")
-    with pytest.raises(InputError, match=r"noise: expected pictures that show the same things, got no two that fit"):
+    with pytest.raises(InputError, match=r"noise: expected images that show the same things, got no two that fit"):
         process(folder, tmp_path / "out", FAST, report=Words())
     assert not (tmp_path / "out" / "sparse").exists()
 
@@ -168,7 +168,7 @@ def wrong_inputs(folder: Path) -> list[tuple[Path, Path, str]]:
         (folder / "text", folder / "out", r"only \.txt files"),
         (folder / "text" / "a.txt", folder / "out", "a folder of photos, or a video"),
         (folder / "full", folder / "out", "photos only in inside"),
-        (folder / "one", folder / "out", "at least 2 pictures, got 1"),
+        (folder / "one", folder / "out", "at least 2 images, got 1"),
         (folder / "one", folder / "text", "a new or empty folder"),
         (folder / "one", folder / "one", "the folder of the photos itself"),
     ]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import Tensor, nn
 
 from nerfturbo.data.cameras import Cameras, look_at
+from nerfturbo.data.images import ImagePool
 from nerfturbo.errors import InputError
-from nerfturbo.evaluation.camera_path import orbit_path
+from nerfturbo.evaluation.camera_path import around_object, orbit_path
+from nerfturbo.rendering.model import NerfModel, SceneBounds
+from nerfturbo.types import Aabb
 
-from ..tiny import ball_scene
+from ..tiny import ball_scene, tiny_config
 
 CENTER = (0.2, -0.1, 0.3)
 
@@ -46,3 +52,40 @@ def test_cameras_straight_above_still_give_an_orbit() -> None:
 def test_no_frames_are_refused() -> None:
     with pytest.raises(InputError, match="n_frames: expected at least 1, got 0"):
         orbit_path(ball_scene().cameras, CENTER, 0)
+
+
+class Table(nn.Module):
+    """A flat disc below the middle, solid; analytic, so that what a frame must show is known."""
+
+    def density(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
+        flat = (positions[:, 2] > -0.95) & (positions[:, 2] < -0.7)
+        return 1000.0 * (flat & (positions[:, :2].norm(dim=-1) < 1.25)).float()
+
+    def forward(self, positions: Tensor, directions: Tensor, times=None, camera_indices=None) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(positions), self.density(positions, times)
+
+
+def test_frames_show_the_whole_of_an_object_that_training_views_cut() -> None:
+    scene = ball_scene(size=32)
+    scene = replace(scene, cameras=replace(scene.cameras, focal=scene.cameras.focal * 0.9))
+    model = NerfModel(tiny_config(), SceneBounds.of(replace(scene, aabb=Aabb.cube(1.5))))
+    model.field = Table()
+    around = torch.arange(64) * (2.0 * torch.pi / 64)
+    rim = torch.cat(
+        [torch.stack([1.25 * around.cos(), 1.25 * around.sin(), around * 0.0 + z], -1) for z in (-0.95, -0.7)]
+    )
+
+    def shown(path: Cameras) -> list[bool]:
+        pixels = [path.project(torch.full((len(rim),), index), rim)[0] for index in range(len(path))]
+        return [bool(((found > 0.0) & (found < 32.0)).all()) for found in pixels]
+
+    path = orbit_path(scene.cameras, (0.0, 0.0, 0.0), 9)
+    whole = around_object(path, model, scene)
+    assert not any(shown(path)) and all(shown(whole))
+    assert torch.equal(whole.positions, path.positions)
+    assert float(whole.focal[0, 0]) > 0.8 * float(path.focal[0, 0])  # the tilt does the most of it
+    assert around_object(whole, model, scene) is whole
+    photographed = replace(scene, images=ImagePool.from_images(torch.zeros(4, 32, 32, 3, dtype=torch.uint8)))
+    assert around_object(path, model, photographed) is path
+    model.grid.set_occupied(torch.zeros(1, 8, 8, 8, dtype=torch.bool))
+    assert around_object(path, model, scene) is path  # nothing there

@@ -202,16 +202,16 @@ class _Process:
         if model == "auto":
             model = "OPENCV" if one_camera and n >= RICH_LENS_PICTURES else "SIMPLE_RADIAL"
             shared = "one camera for all" if one_camera else "a camera for each size and EXIF focal length"
-            why = f"{n} pictures, {shared}"
+            why = f"{n} images, {shared}"
         matcher, reason = settings.matcher, "chosen by hand"
         if matcher == "auto":
             few = EXHAUSTIVE_FRAMES if self.from_video else EXHAUSTIVE_PHOTOS
             matcher = "exhaustive" if n <= few else "sequential"
             order = "frames of a video" if self.from_video else "photos, taken for a walk in the order of their names"
-            reason = f"all {n * (n - 1) // 2} pairs of {n} pictures" if matcher == "exhaustive" else f"{n} {order}"
+            reason = f"all {n * (n - 1) // 2} pairs of {n} images" if matcher == "exhaustive" else f"{n} {order}"
         features = settings.max_features or (FEATURES_GPU if self.tool.uses_gpu else FEATURES_CPU)
         notes = [f"camera model {model}: {why}", f"matcher {matcher}: {reason}"]
-        where = f"at up to {features} points of pictures of at most {settings.max_size} pixels"
+        where = f"at up to {features} points of images of at most {settings.max_size} pixels"
         notes.append(f"{self.tool.name}; features {where}")
         if not self.tool.uses_gpu:
             pairs = n * (n - 1) // 2 if matcher == "exhaustive" else 2 * OVERLAP * n
@@ -233,7 +233,7 @@ class _Process:
                 photos = copy_photos(self.inputs, part, self.report.note, self.report.update)
                 sizes = sorted({photo.size for photo in photos}, reverse=True)
                 said = f"{len(photos)} photos, " + ", ".join(f"{w} x {h}" for w, h in sizes[:4])
-            refuse(len(photos) < 2, str(self.source), "at least 2 pictures", len(photos))
+            refuse(len(photos) < 2, str(self.source), "at least 2 images", len(photos))
         return {"photos": [(photo.name, photo.size, photo.camera) for photo in photos], "said": said}
 
     def _features(self, extraction: Extraction) -> dict[str, Any]:
@@ -243,7 +243,7 @@ class _Process:
         counts = query(part, "SELECT rows FROM keypoints")
         os.replace(part, self.work.folder / "features.db")
         mean = sum(row[0] for row in counts) / max(1, len(counts))
-        return {"said": f"{mean:.0f} features a picture, several at some points"}
+        return {"said": f"{mean:.0f} features an image, several at some points"}
 
     def _matches(self, matcher: Matcher, n: int, features: str) -> dict[str, Any]:
         """Goes on with the pairs an earlier attempt left, if its database is whole and has the same features."""
@@ -272,10 +272,10 @@ class _Process:
             shutil.copytree(best, sparse / "0")
         for name in ("models.part", "neighbours.part"):
             remove(self.work.folder / name)
-        said = f"{sizes[0]} pictures placed"
+        said = f"{sizes[0]} images placed"
         if len(sizes) > 1:
             others = ", ".join(map(str, sizes[1:]))
-            said += f", the largest of {len(sizes)} models that do not join (the others: {others} pictures)"
+            said += f", the largest of {len(sizes)} models that do not join (the others: {others} images)"
         return {"said": said, "models": sizes}
 
     def _map(self, database: Path, name: str) -> tuple[Path, list[int]]:
@@ -388,11 +388,11 @@ def load_unposed(source: Path, split: Split = "train", options: LoadOptions = DE
     command = shlex.join(["nerfturbo", "process", str(source), str(folder)])
     if not (folder / "sparse" / "0").is_dir():
         hint = f"`nerfturbo train` finds them, and so does: {command}"
-        raise MissingPosesError(str(source), "pictures with poses", "pictures without", hint)
+        raise MissingPosesError(str(source), "images with poses", "images without", hint)
     scene = load_colmap(folder, split, options)
     notes = (f"poses found by COLMAP, kept in {folder}",)
     if not is_current(source, folder):
-        notes += (f"warning: the pictures have changed since; renew it with: {command}",)
+        notes += (f"warning: the images have changed since; renew it with: {command}",)
     name = source.resolve().stem if is_video(source) else source.resolve().name
     return replace(scene, name=name, source=str(source), notes=notes + scene.notes)
 

@@ -40,7 +40,7 @@ _PATIENCE = 5.0  # seconds that an interrupted process gets to end by itself
 GOOD_SHARE, USABLE_SHARE = 0.9, 0.6
 LARGE_ERROR = 1.5  # pixels, of the size that features were found in
 _MORE_PHOTOS = (
-    "take more pictures: each should share at least half of what it shows with its neighbours, from places a step "
+    "take more images: each should share at least half of what it shows with its neighbours, from places a step "
     "apart, sharp, and of things that stand still and are neither plain nor shiny"
 )
 
@@ -234,7 +234,7 @@ class Verdict:
     def text(self) -> str:
         """One line."""
         return (
-            f"{self.quality}: {self.registered} of {self.pictures} pictures registered, {self.points} points, "
+            f"{self.quality}: {self.registered} of {self.pictures} images registered, {self.points} points, "
             f"mean reprojection error {self.mean_error:.2f} pixels"
         )
 
@@ -244,7 +244,7 @@ def largest_model(models: Path, source: str) -> tuple[Path, list[int]]:
     found = sorted(models.glob("*/images.bin"))
     counted = sorted(((len(read_images(file)), file.parent) for file in found), key=lambda pair: -pair[0])
     if not counted or counted[0][0] < 2:
-        raise InputError(source, "pictures that show the same things", "no two that fit together", _MORE_PHOTOS)
+        raise InputError(source, "images that show the same things", "no two that fit together", _MORE_PHOTOS)
     return counted[0][1], [count for count, _ in counted]
 
 
@@ -279,7 +279,7 @@ def _advice(missing: tuple[str, ...], error: float, share: float, matcher: str, 
         advice.append(f"without a pose, and left out: {shown}")
         alone = 0 if matched is None else len(set(missing) - matched)
         if alone:
-            advice.append(f"{alone} of them match no other picture: blurred, or showing what no other picture shows")
+            advice.append(f"{alone} of them match no other image: blurred, or showing what no other image shows")
     if share < GOOD_SHARE:
         if matcher == "sequential":
             advice.append("compare all pairs: run it again with --matcher exhaustive (finished work is kept)")

@@ -375,7 +375,7 @@ def load_colmap(folder: Path, split: Split = "train", options: LoadOptions = DEF
     notes += unposed_note([path for path in paths if path is not None])
     if len(views) < len(images):
         missing = len(images) - len(views)
-        notes += (f"warning: {missing} images left out, because their pictures are not in {place}",)
+        notes += (f"warning: skipped {missing} images: files missing in {place}",)
     return posed_scene(folder, views, split, options, points=points, notes=notes)
 
 
@@ -437,7 +437,7 @@ def _find_images(
         if leads_out(images[0].name) and not allow_outside:
             raise missing(images[0].name, f"{file}: image {images[0].number}", allow_outside)
         got = f"no such file {shown(images[0].name)}"
-        raise InputError(str(file), f"the pictures it names in {folder / 'images'}", got)
+        raise InputError(str(file), f"the images it names in {folder / 'images'}", got)
     return best, most
 
 

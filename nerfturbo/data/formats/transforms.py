@@ -257,7 +257,7 @@ class _File:
             first = f"{shown(found[moved[0]])} is {moved[0].name} in {moved[0].parent.name}"
             notes += (f"{len(moved)} images found by the end of their paths: {first} (--allow-outside: as written)",)
         if len(frames) < len(listed):
-            lost_note = f"{len(listed) - len(frames)} frames left out, because their pictures are not there"
+            lost_note = f"skipped {len(listed) - len(frames)} frames: image files missing"
             notes += (f"warning: {self.file.name}: {lost_note}",)
         poses: dict[Path, object] = {}
         given = [(frame.image, frame.values.get("transform_matrix")) for frame in frames]
@@ -401,7 +401,7 @@ class _File:
         if unknown:
             notes += (f"warning: {len(unknown)} names in the lists are of no picture that is there, as {unknown[0]}",)
         if None in splits:
-            notes += (f"warning: {splits.count(None)} frames left out, because no list names them",)
+            notes += (f"warning: skipped {splits.count(None)} frames: no list names them",)
         return splits, notes
 
 
