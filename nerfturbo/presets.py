@@ -66,14 +66,7 @@ _PRESETS: dict[str, Config] = {
     "proposal-cpu": Config(
         grid=c.GridConfig(resolution=32, update_every=64, decay=0.8),
         field=c.NgpConfig(**_CPU_HASH, max_resolution=1024, initial_density=0.25),
-        sampler=c.ProposalSamplerConfig(
-            n_samples=24,
-            coarse_samples=(48, 24),
-            anneal_steps=200,
-            levels=(4,),
-            log2_entries=(13,),
-            resolutions=(64, 128),
-        ),
+        sampler=c.ProposalSamplerConfig(24, (48, 24), 200, levels=(4,), log2_entries=(13,), resolutions=(64, 128)),
         loss=c.LossConfig(distortion=0.002, near_gradient=0.2),
         render=_CPU_RENDER,
         optim=c.OptimConfig(lr=2e-2, table_decay=0.1),
@@ -93,12 +86,7 @@ _PRESETS["proposal-large"] = replace(
     _PRESETS["proposal"],
     field=c.NgpConfig(n_levels=10, n_features=4, log2_entries=22, max_resolution=8192, initial_density=0.25),
     sampler=c.ProposalSamplerConfig(
-        n_samples=32,
-        coarse_samples=(64, 64),
-        levels=(5, 7),
-        log2_entries=(17, 20),
-        resolutions=(256, 2048),
-        padding=0.003,
+        32, (64, 64), levels=(5, 7), log2_entries=(17, 20), resolutions=(256, 2048), padding=0.003
     ),
     loss=replace(_PRESETS["proposal"].loss, distortion=0.003),
     optim=replace(_PRESETS["proposal"].optim, table_decay=0.02),

@@ -69,21 +69,11 @@ _ray_aabb_intersect = ray_aabb_intersect
 
 @torch.no_grad()
 def traverse_grids(
-    rays_o: Tensor,
-    rays_d: Tensor,
-    binaries: Tensor,
-    aabbs: Tensor,
-    near_planes: Tensor | None = None,
-    far_planes: Tensor | None = None,
-    step_size: float | None = 1e-3,
-    cone_angle: float | None = 0.0,
-    traverse_steps_limit: int | None = None,
-    over_allocate: bool | None = False,
-    rays_mask: Tensor | None = None,
-    t_sorted: Tensor | None = None,
-    t_indices: Tensor | None = None,
-    hits: Tensor | None = None,
-) -> tuple[RayIntervals, RaySamples, Tensor]:
+    rays_o: Tensor, rays_d: Tensor, binaries: Tensor, aabbs: Tensor, near_planes: Tensor | None = None,
+    far_planes: Tensor | None = None, step_size: float | None = 1e-3, cone_angle: float | None = 0.0,
+    traverse_steps_limit: int | None = None, over_allocate: bool | None = False, rays_mask: Tensor | None = None,
+    t_sorted: Tensor | None = None, t_indices: Tensor | None = None, hits: Tensor | None = None,
+) -> tuple[RayIntervals, RaySamples, Tensor]:  # fmt: skip
     """The intervals of each ray whose midpoint lies in an occupied cell, their centres, and where each ray stopped.
     `binaries` (m, x, y, z) bool are grids over the boxes `aabbs` (m, 6); where boxes overlap the first one counts. A
     ray's steps start at its near plane; each has length max(step_size, cone_angle * t). A step size of 0 gives the

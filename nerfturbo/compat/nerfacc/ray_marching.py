@@ -110,22 +110,12 @@ class OccupancyGrid(Grid, LearningGrid):
 
 @torch.no_grad()
 def ray_marching(
-    rays_o: Tensor,
-    rays_d: Tensor,
-    t_min: Tensor | None = None,
-    t_max: Tensor | None = None,
-    scene_aabb: Tensor | None = None,
-    grid: Grid | None = None,
-    sigma_fn: SampleFn | None = None,
-    alpha_fn: SampleFn | None = None,
-    early_stop_eps: float = 1e-4,
-    alpha_thre: float = 0.0,
-    near_plane: float | None = None,
-    far_plane: float | None = None,
-    render_step_size: float = 1e-3,
-    stratified: bool = False,
-    cone_angle: float = 0.0,
-) -> tuple[Tensor, Tensor, Tensor]:
+    rays_o: Tensor, rays_d: Tensor, t_min: Tensor | None = None, t_max: Tensor | None = None,
+    scene_aabb: Tensor | None = None, grid: Grid | None = None, sigma_fn: SampleFn | None = None,
+    alpha_fn: SampleFn | None = None, early_stop_eps: float = 1e-4, alpha_thre: float = 0.0,
+    near_plane: float | None = None, far_plane: float | None = None, render_step_size: float = 1e-3,
+    stratified: bool = False, cone_angle: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """ray_indices (n_samples,) int64, t_starts and t_ends (n_samples, 1), as nerfacc 0.3 returns them. 0.2 returned
     packed_info first. Functions that take it take these ray indices in its place; code that looks inside packed_info
     needs `nerfturbo.compat.nerfacc_packed`. `t_min` and `t_max` (n_rays,) rule; without them the ray's part in

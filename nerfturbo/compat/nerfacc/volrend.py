@@ -82,15 +82,10 @@ def _old_density_weights(
 
 
 def _old_rendering(
-    packed_info: Any,
-    t_starts: Tensor,
-    t_ends: Tensor,
-    rgb_sigma_fn: Any = None,
-    rgb_alpha_fn: ColorFn | None = None,
-    early_stop_eps: float = 1e-4,
-    alpha_thre: float = 0.0,
+    packed_info: Any, t_starts: Tensor, t_ends: Tensor, rgb_sigma_fn: Any = None,
+    rgb_alpha_fn: ColorFn | None = None, early_stop_eps: float = 1e-4, alpha_thre: float = 0.0,
     render_bkgd: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """nerfacc 0.2's `rendering`; 0.2.0 had the function before `packed_info`."""
     if callable(packed_info):
         packed_info, t_starts, t_ends, rgb_sigma_fn = t_starts, t_ends, rgb_sigma_fn, packed_info
@@ -123,14 +118,9 @@ def _old_distortion(packed_info: Tensor, weights: Tensor, t_starts: Tensor, t_en
 
 @or_older(_old_rendering)
 def rendering(
-    t_starts: Tensor,
-    t_ends: Tensor,
-    ray_indices: Tensor | None = None,
-    n_rays: int | None = None,
-    rgb_sigma_fn: ColorFn | None = None,
-    rgb_alpha_fn: ColorFn | None = None,
-    render_bkgd: Tensor | None = None,
-) -> Any:
+    t_starts: Tensor, t_ends: Tensor, ray_indices: Tensor | None = None, n_rays: int | None = None,
+    rgb_sigma_fn: ColorFn | None = None, rgb_alpha_fn: ColorFn | None = None, render_bkgd: Tensor | None = None,
+) -> Any:  # fmt: skip
     """Colours (n_rays, channels), opacities (n_rays, 1), depths (n_rays, 1) and a dictionary of what was computed.
     `rgb_sigma_fn(t_starts, t_ends, ray_indices)` returns colours (..., channels) and densities (...); `rgb_alpha_fn`
     opacities in place of densities. Depth is the expected distance over the opacity. The dictionary holds weights,
@@ -239,14 +229,9 @@ def render_transmittance_from_alpha(
 
 
 def render_transmittance_from_density(
-    t_starts: Tensor,
-    t_ends: Tensor,
-    sigmas: Tensor,
-    packed_info: Tensor | None = None,
-    ray_indices: Tensor | None = None,
-    n_rays: int | None = None,
-    prefix_trans: Tensor | None = None,
-) -> Any:
+    t_starts: Tensor, t_ends: Tensor, sigmas: Tensor, packed_info: Some = None, ray_indices: Some = None,
+    n_rays: Count = None, prefix_trans: Some = None,
+) -> Any:  # fmt: skip
     """T_i and alpha_i of each sample, in the shape of `sigmas`; T_i alone of columns."""
     where = packed_info, ray_indices, n_rays
     trans, alphas = _light(sigmas * (t_ends - t_starts), where, prefix_trans, optical=True)
@@ -265,14 +250,9 @@ def render_weight_from_alpha(
 
 @or_older(_old_density_weights)
 def render_weight_from_density(
-    t_starts: Tensor,
-    t_ends: Tensor,
-    sigmas: Tensor,
-    packed_info: Tensor | None = None,
-    ray_indices: Tensor | None = None,
-    n_rays: int | None = None,
-    prefix_trans: Tensor | None = None,
-) -> Any:
+    t_starts: Tensor, t_ends: Tensor, sigmas: Tensor, packed_info: Some = None, ray_indices: Some = None,
+    n_rays: Count = None, prefix_trans: Some = None,
+) -> Any:  # fmt: skip
     """w_i, T_i and alpha_i of each sample, in the shape of `sigmas`; w_i alone of columns."""
     where = packed_info, ray_indices, n_rays
     trans, alphas = _light(sigmas * (t_ends - t_starts), where, prefix_trans, optical=True)
@@ -281,14 +261,9 @@ def render_weight_from_density(
 
 @torch.no_grad()
 def render_visibility_from_alpha(
-    alphas: Tensor,
-    packed_info: Tensor | None = None,
-    ray_indices: Tensor | None = None,
-    n_rays: int | None = None,
-    early_stop_eps: float = 1e-4,
-    alpha_thre: float = 0.0,
-    prefix_trans: Tensor | None = None,
-) -> Tensor:
+    alphas: Tensor, packed_info: Some = None, ray_indices: Some = None, n_rays: Count = None,
+    early_stop_eps: float = 1e-4, alpha_thre: float = 0.0, prefix_trans: Some = None,
+) -> Tensor:  # fmt: skip
     """bool in the shape of `alphas`, (n,) for columns: T_i >= early_stop_eps and, above 0, alpha_i >= alpha_thre."""
     where = packed_info, ray_indices, n_rays
     trans, _ = _light(alphas, where, prefix_trans, optical=False)
@@ -297,16 +272,10 @@ def render_visibility_from_alpha(
 
 @torch.no_grad()
 def render_visibility_from_density(
-    t_starts: Tensor,
-    t_ends: Tensor,
-    sigmas: Tensor,
-    packed_info: Tensor | None = None,
-    ray_indices: Tensor | None = None,
-    n_rays: int | None = None,
-    early_stop_eps: float = 1e-4,
-    alpha_thre: float = 0.0,
-    prefix_trans: Tensor | None = None,
-) -> Tensor:
+    t_starts: Tensor, t_ends: Tensor, sigmas: Tensor, packed_info: Tensor | None = None,
+    ray_indices: Tensor | None = None, n_rays: int | None = None, early_stop_eps: float = 1e-4,
+    alpha_thre: float = 0.0, prefix_trans: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """`render_visibility_from_alpha`, of densities."""
     where = packed_info, ray_indices, n_rays
     trans, alphas = _light(sigmas * (t_ends - t_starts), where, prefix_trans, optical=True)
