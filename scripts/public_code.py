@@ -1,6 +1,6 @@
-"""Run the training script of somebody's checkout with nerfturbo in place of nerfacc and tiny-cuda-nn, and time its steps.
+"""Run the training script of a checkout with nerfturbo in place of nerfacc and tiny-cuda-nn, and time its steps.
 
-    python scripts/public_code.py CHECKOUT SCRIPT [--steps 60] [--warm-up 10] [--device cpu] [-- ARGUMENTS OF THE SCRIPT]
+    python scripts/public_code.py CHECKOUT SCRIPT [--steps 60] [--warm-up 10] [--device cpu] [-- ITS ARGUMENTS]
     python scripts/public_code.py ~/nerfacc examples/train_ngp_nerf_occ.py -- --data_root ~/data --scene lego
 
 The one change is `nerfturbo.compat.install()` before the script's first line. Everything else is the repository's: its

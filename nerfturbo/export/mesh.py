@@ -54,9 +54,10 @@ class MeshSettings:
     n_faces: int | None = None  # decimate to about this many
 
 
-def check_mesh_path(path: Path, settings: MeshSettings) -> None:
+def check_mesh_path(path: Path, settings: MeshSettings, *, textured: bool = False) -> None:
     """Refuse what could not be written, before any work is done."""
-    check_ending(path, ".glb", ".ply", ".obj")
+    refuse(path.suffix.lower() == ".usdz" and not textured, str(path), "a texture in a .usdz", "none", "add --texture")
+    check_ending(path, ".glb", ".ply", ".obj", *([".usdz"] if textured else []))
     require_package("skimage", "scikit-image", "meshes", "mesh")
     require_package("trimesh", "trimesh", "meshes", "mesh")
     if settings.n_faces is not None:
