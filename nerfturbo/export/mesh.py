@@ -122,7 +122,7 @@ def colors_from_outside(model: NerfModel, positions: Tensor, normals: Tensor, re
         # A vertex without a normal (its triangles cancel out) is looked at from above.
         outward = torch.where(outward.abs().sum(-1, keepdim=True) > 0.0, outward, outward.new_tensor([0.0, 0.0, 1.0]))
         rays = Rays(points + outward * reach, -outward)
-        image = render_image(model.field, model.estimator, rays, height=1, width=len(rays), settings=settings)
+        image = render_image(model.field, model.grid, rays, height=1, width=len(rays), settings=settings)
         opacity, (alone, _) = image.opacity[0, :, None], model.field(points, -outward)
         colors[part] = torch.where(opacity > 0.05, image.rgb[0] / opacity.clamp_min(0.05), alone.float()).cpu()
     return colors.clamp(0.0, 1.0)
