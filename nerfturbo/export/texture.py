@@ -151,8 +151,7 @@ def score_texture(
 
 
 def write_textured(path: Path, mesh: TexturedMesh, to_original: Tensor | None = None, *, up: Up | None = None) -> None:
-    """Write .glb, .obj, .mtl and .png by one name, or the .usdz alone, each whole or not at all; axes as `write_mesh`
-    has them."""
+    """Write .glb, .obj, .mtl and .png by one name, or the .usdz, each whole or not at all; axes as of `write_mesh`."""
     glb, obj, mtl, png = (path.with_suffix(ending) for ending in ENDINGS)
     image = Image.fromarray(to_bytes(mesh.texture).numpy())
     flipped = mesh.places * torch.tensor([1.0, -1.0]) + torch.tensor([0.0, 1.0])  # both count from the bottom here
