@@ -638,7 +638,15 @@ def public_code() -> str:
     return table(headers, rows)
 
 
+def nerfbaselines() -> str:
+    columns = {"scene": "{dataset}", "size": "{width}x{height}", "preset": "{preset}", "steps": "{steps:,}"}
+    columns |= {"training": "{train_seconds:.0f} s", "test views": "{test_views}"}
+    columns |= {"PSNR": "{psnr:.2f} dB", "SSIM": "{ssim:.4f}"}
+    return listed([values("cpu/nerfbaselines")], columns)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "nerfbaselines": nerfbaselines,
     "readme": readme,
     "gpu": gpu_figures,
     "cpu": cpu_figures,

@@ -46,7 +46,7 @@ class BoxArgs(ExportArgs):
 
 @dataclass(frozen=True)
 class MeshArgs(BoxArgs):
-    """Write the surface as a mesh with colours and normals (.glb, .ply or .obj), in the units of the scene's files."""
+    """Write the surface, with colours and normals, in the units of the scene's files (.glb, .ply, .obj, .usdz)."""
 
     resolution: Number = 256  # Voxels along the longest side of the scene's box; only its occupied part is looked at.
     density: Annotated[float | None, arg(metavar="SIGMA")] = None
@@ -57,8 +57,8 @@ class MeshArgs(BoxArgs):
     keep_hidden: bool = False
     """Keep surfaces that no camera of training sees: undersides, and the inside of solid things."""
     texture: bool = False
-    """Bake a texture: writes OUT as .glb and as .obj with .mtl and .png, of 100,000 triangles unless --faces is given,
-    and compares pictures of it with the test photos."""
+    """Bake a texture: writes OUT as .glb and as .obj with .mtl and .png, or as .usdz, of 100,000 triangles unless
+    --faces is given, and compares pictures of it with the test photos."""
     texture_size: Number = 2048  # Texels along each side of the texture.
 
 
@@ -69,7 +69,7 @@ def mesh(argv: Sequence[str]) -> int:
 
     files = check_texture_path(args.out, args.texture_size) if args.texture else [args.out]
     settings = MeshSettings(args.resolution, args.density, FACES if args.texture and args.faces is None else args.faces)
-    check_mesh_path(args.out, settings)
+    check_mesh_path(args.out, settings, textured=args.texture)
     for file in files:
         check_new(file, overwrite=args.overwrite)
 

@@ -10,6 +10,7 @@ import torch
 
 from ..data.cameras import Cameras, transform_points, transform_poses, turn_between
 from ..data.formats.transforms import COEFFICIENTS
+from ..data.images import image_size
 from ..data.json_checks import read_json
 from ..data.scene import Scene
 from ..errors import InputError
@@ -58,6 +59,10 @@ def write_nerfstudio(folder: Path, scenes: Sequence[Scene], path: Cameras) -> in
 
 def _frames(scene: Scene, folder: Path) -> list[dict[str, Any]]:
     cameras = scene.cameras.to("cpu")
+    if scene.files:  # as large as they are; sides in the camera's order, whatever EXIF says of them
+        pairs = [(Path(file), size) for file, size in zip(scene.files, cameras.size.tolist(), strict=True)]
+        sizes = [sorted(image_size(file), reverse=w > h) if file.is_file() else [w, h] for file, (w, h) in pairs]
+        cameras = cameras.resized(torch.tensor(sizes))
     poses = transform_poses(cameras.camera_to_world.double(), scene.to_original)
     result = []
     for index, pose in enumerate(poses):

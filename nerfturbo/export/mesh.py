@@ -54,9 +54,10 @@ class MeshSettings:
     n_faces: int | None = None  # decimate to about this many
 
 
-def check_mesh_path(path: Path, settings: MeshSettings) -> None:
+def check_mesh_path(path: Path, settings: MeshSettings, *, textured: bool = False) -> None:
     """Refuse what could not be written, before any work is done."""
-    check_ending(path, ".glb", ".ply", ".obj")
+    refuse(path.suffix.lower() == ".usdz" and not textured, str(path), "a texture in a .usdz", "none", "add --texture")
+    check_ending(path, ".glb", ".ply", ".obj", *([".usdz"] if textured else []))
     require_package("skimage", "scikit-image", "meshes", "mesh")
     require_package("trimesh", "trimesh", "meshes", "mesh")
     if settings.n_faces is not None:
@@ -121,7 +122,7 @@ def colors_from_outside(model: NerfModel, positions: Tensor, normals: Tensor, re
         # A vertex without a normal (its triangles cancel out) is looked at from above.
         outward = torch.where(outward.abs().sum(-1, keepdim=True) > 0.0, outward, outward.new_tensor([0.0, 0.0, 1.0]))
         rays = Rays(points + outward * reach, -outward)
-        image = render_image(model.field, model.estimator, rays, height=1, width=len(rays), settings=settings)
+        image = render_image(model.field, model.grid, rays, height=1, width=len(rays), settings=settings)
         opacity, (alone, _) = image.opacity[0, :, None], model.field(points, -outward)
         colors[part] = torch.where(opacity > 0.05, image.rgb[0] / opacity.clamp_min(0.05), alone.float()).cpu()
     return colors.clamp(0.0, 1.0)

@@ -20,8 +20,10 @@ from . import Progress, check_ending, quiet
 from .atlas import PADDING, unwrap
 from .mesh import MAX_CAMERAS, Mesh, Up, colors_from_outside, glb_bytes, rotate_normals, upright
 from .raster import Fragments, rasterize
+from .usdz import usdz_bytes
 
 FACES = 100_000  # unless a number is given
+ENDINGS = ".glb", ".obj", ".mtl", ".png"
 SLACK = 0.01  # of its distance that a point may lie behind what a camera sees of the mesh
 RAYS = 2  # a side of a pixel, of the pictures of the mesh
 
@@ -39,9 +41,9 @@ class TexturedMesh:
 
 def check_texture_path(path: Path, size: int) -> list[Path]:
     """All files that are written for OUT; refuses what could not be."""
-    check_ending(path, ".glb", ".obj", flag="--texture")
+    check_ending(path, ".glb", ".obj", ".usdz", flag="--texture")
     refuse(not 64 <= size <= 16384, "--texture-size", "64 to 16384 texels a side", size)
-    return [path.with_suffix(ending) for ending in (".glb", ".obj", ".mtl", ".png")]
+    return [path] if path.suffix.lower() == ".usdz" else [path.with_suffix(ending) for ending in ENDINGS]
 
 
 @torch.no_grad()
@@ -149,12 +151,16 @@ def score_texture(
 
 
 def write_textured(path: Path, mesh: TexturedMesh, to_original: Tensor | None = None, *, up: Up | None = None) -> None:
-    """Write .glb, .obj, .mtl and .png by one name, each whole or not at all; axes as `write_mesh` has them."""
-    glb, obj, mtl, png = (path.with_suffix(ending) for ending in (".glb", ".obj", ".mtl", ".png"))
+    """Write .glb, .obj, .mtl and .png by one name, or the .usdz, each whole or not at all; axes as of `write_mesh`."""
+    glb, obj, mtl, png = (path.with_suffix(ending) for ending in ENDINGS)
     image = Image.fromarray(to_bytes(mesh.texture).numpy())
     flipped = mesh.places * torch.tensor([1.0, -1.0]) + torch.tensor([0.0, 1.0])  # both count from the bottom here
     place = upright(to_original, up or "y")
     points, normals = transform_points(mesh.vertices.double(), place), rotate_normals(mesh.normals, place)
+    if path.suffix.lower() == ".usdz":
+        axis = "Z" if up == "z" else "Y"  # what programs assume of a file that says nothing
+        write_atomically(path, usdz_bytes(points, mesh.faces, normals, places=flipped, image=image, up=axis))
+        return
     write_atomically(glb, glb_bytes(points, mesh.faces, normals, places=flipped, image=image, mipmaps=True))
     lines = ["# nerfturbo", f"mtllib {mtl.name}", "usemtl texture"]
     for name, rows in (("v", points), ("vt", flipped), ("vn", normals)):

@@ -33,24 +33,12 @@ NORMALS_AT_ONCE = 1 << 15
 
 @torch.no_grad()
 def ray_marching(
-    rays: Rays,
-    grid: OccupancyGrid | Sequence[OccupancyGrid],
-    *,
-    sigma_fn: SigmaFn | None = None,
-    scene_indices: Tensor | None = None,
-    near_plane: float = 0.0,
-    far_plane: float = float("inf"),
-    render_step_size: float | None = None,
-    cone_angle: float = 0.0,
-    early_stop_eps: float = 1e-4,
-    alpha_thre: float = 0.0,
-    stratified: bool = False,
-    seed: int = 0,
-    step: int | Tensor = 0,
-    capacity: int | None = None,
-    n_active: Tensor | None = None,
-    first_ray: int = 0,
-) -> PackedSamples:
+    rays: Rays, grid: OccupancyGrid | Sequence[OccupancyGrid], *, sigma_fn: SigmaFn | None = None,
+    scene_indices: Tensor | None = None, near_plane: float = 0.0, far_plane: float = float("inf"),
+    render_step_size: float | None = None, cone_angle: float = 0.0, early_stop_eps: float = 1e-4,
+    alpha_thre: float = 0.0, stratified: bool = False, seed: int = 0, step: int | Tensor = 0,
+    capacity: int | None = None, n_active: Tensor | None = None, first_ray: int = 0,
+) -> PackedSamples:  # fmt: skip
     """Samples of each ray in occupied space; with `sigma_fn`, only those that light reaches. Not differentiable.
 
     Args:

@@ -91,7 +91,7 @@ def test_exports_take_the_crop_that_was_saved_with_the_run(nerfturbo: Nerfturbo,
     [
         (["mesh", "RUN", "a.stl"], "ending in .glb, .ply, .obj"),
         (["mesh", "RUN", "a.glb", "--density", "-1"], "--density"),
-        (["mesh", "RUN", "a.ply", "--texture"], "--texture: expected a file ending in .glb, .obj, got a.ply"),
+        (["mesh", "RUN", "a.ply", "--texture"], "--texture: expected a file ending in .glb, .obj, .usdz, got a.ply"),
         (["mesh", "RUN", "a.glb", "--texture", "--texture-size", "0"], "--texture-size"),
         (["mesh", "RUN", "a.glb", "--resolution", "2"], "--resolution"),
         (["mesh", "RUN", "a.glb", "--box", *"555666"], "what is occupied lies in"),

@@ -18,7 +18,7 @@ from nerfturbo.evaluation.camera_path import (
     through_parser,
     write_camera_path,
 )
-from nerfturbo.export.cameras import write_nerfstudio
+from nerfturbo.export.cameras import write_cameras, write_nerfstudio
 
 from ..evaluation.test_camera_path import similarity
 from ..tiny import ball_scene
@@ -62,6 +62,21 @@ def test_nerfstudio_itself_makes_the_same_of_the_folder(tmp_path: Path) -> None:
     assert torch.allclose(found.dataparser_transform, torch.tensor(ours["transform"]), atol=1e-5)
     assert found.dataparser_scale == pytest.approx(ours["scale"], rel=1e-5)
     assert len(found.image_filenames) == 2 and found.image_filenames[0].is_file()
+
+
+def test_cameras_are_as_large_as_the_files_they_name(tmp_path: Path) -> None:
+    """nerfstudio reads the whole photos of a run that was trained with --downscale."""
+    from nerfturbo.data.formats.transforms import write_blender
+    from nerfturbo.data.scene import load_scene
+
+    folder = write_blender([ball_scene("train"), ball_scene("test", n_views=2)], tmp_path / "ball")
+    whole, small = (load_scene(folder, "train", downscale=factor) for factor in (1, 3))
+    assert int(small.cameras.size.max()) < int(whole.cameras.size.min())
+    for name, scene in (("whole", whole), ("small", small)):
+        write_cameras(tmp_path / f"{name}.json", [scene])
+    first, second = (json.loads((tmp_path / f"{name}.json").read_text())["frames"][0] for name in ("whole", "small"))
+    for key in ("w", "h", "fl_x", "fl_y", "cx", "cy"):
+        assert second[key] == pytest.approx(first[key], rel=1e-4), key
 
 
 def test_what_is_exported_renders_as_the_run_s_own_path(nerfturbo: Nerfturbo, run_folder: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.images import CHANNELS
 from nerfturbo.export.frames import FrameMaker, Look
-from nerfturbo.export.mesh import MeshSettings, export_box, extract_mesh, write_mesh
+from nerfturbo.export.mesh import MeshSettings, colors_from_outside, export_box, extract_mesh, write_mesh
 from nerfturbo.export.onnx import write_onnx
 from nerfturbo.export.points import extract_points, write_points
 from nerfturbo.export.web.bake import BakeSettings, bake, score
@@ -19,7 +19,7 @@ from nerfturbo.export.web.page import PageFacts, write_page
 from nerfturbo.ops import use_backend
 from nerfturbo.ops.march import pack_bits
 from nerfturbo.rendering.model import NerfModel, SceneBounds
-from nerfturbo.types import Aabb
+from nerfturbo.types import Aabb, PackedSamples
 
 from ..tiny import BALL, ball_scene, tiny_config
 
@@ -114,3 +114,26 @@ def test_an_operation_that_onnx_does_not_have_is_named_with_the_field(tmp_path: 
     with pytest.raises(InputError, match=r"field Untraceable: .*bessel_j1.*for_export"):
         write_onnx(tmp_path / "a.onnx", model_of(Untraceable()))
     assert not list(tmp_path.iterdir())
+
+
+class LooksFurtherOn:
+    """A sampler of one's own: four samples a ray, none nearer than half a unit, whatever the ray is asked for."""
+
+    samples_per_ray, evaluations_per_ray = 4, 0
+
+    def sample(self, rays, *, draw=None, n_active=None, capacity=None) -> PackedSamples:
+        starts = (0.5 + 0.5 * torch.arange(4, device=rays.device)).repeat(len(rays))
+        return PackedSamples.from_counts(torch.full((len(rays),), 4), starts, starts + 0.5)
+
+
+def test_colors_of_a_surface_are_not_those_of_what_a_sampler_sees_behind_it() -> None:
+    """Proposals begin at the scene's near plane: from a surface on, that is deep inside or behind it."""
+    plain = model_of(TwoLayers())
+    other = NerfModel(tiny_config(), plain.bounds, field=plain.field, sampler=LooksFurtherOn())
+    other.grid = plain.grid
+    outward = torch.nn.functional.normalize(torch.randn(50, 3, generator=torch.Generator().manual_seed(0)), dim=-1)
+    with use_backend("reference"):
+        first, second = (colors_from_outside(made, BALL * outward, outward, 0.2) for made in (plain, other))
+    logits = BALL * outward
+    logits[:, 2] += 0.2 * (2.0 - outward[:, 2])
+    assert torch.equal(first, second) and float((first - torch.sigmoid(logits)).abs().max()) < 0.05

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 import struct
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from nerfturbo.data.cameras import Cameras, look_at, transform_points
@@ -202,8 +206,59 @@ def test_both_files_open_with_their_texture(textured: TexturedMesh, tmp_path: Pa
     assert tree["samplers"][0]["minFilter"] == 9987  # mipmaps: texels are shared by neighbours
 
 
+@pytest.mark.parametrize("up", [None, "z"])
+def test_a_usdz_holds_the_mesh_and_its_texture_where_phones_look_for_them(
+    textured: TexturedMesh, tmp_path: Path, up: str | None
+) -> None:
+    file, axis = tmp_path / "a.usdz", "Z" if up else "Y"
+    write_textured(file, textured, None, up=up)  # type: ignore[arg-type]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.usdz"]
+    content = file.read_bytes()
+    with zipfile.ZipFile(file) as archive:
+        assert archive.testzip() is None and archive.namelist() == ["scene.usda", "texture.png"]
+        for entry in archive.infolist():
+            name, extra = struct.unpack("<HH", content[entry.header_offset + 26 : entry.header_offset + 30])
+            assert entry.compress_type == zipfile.ZIP_STORED and (entry.header_offset + 30 + name + extra) % 64 == 0
+        text = archive.read("scene.usda").decode()
+        assert np.array_equal(np.asarray(Image.open(archive.open("texture.png"))), to_bytes(textured.texture))
+
+    def numbers(name: str) -> np.ndarray:
+        found = re.search(rf" {name} = \[(.*?)\]", text)
+        assert found is not None
+        return np.array([float(value) for value in re.findall(r"[-+.e\d]+", found[1])])
+
+    points = transform_points(textured.vertices.double(), upright(None, "z" if up else "y")).numpy()
+    assert f'upAxis = "{axis}"' in text and np.abs(numbers("points").reshape(-1, 3) - points).max() < 1e-5
+    assert np.array_equal(numbers("faceVertexIndices"), textured.faces.reshape(-1).numpy())
+    assert np.array_equal(numbers("faceVertexCounts"), np.full(len(textured.faces), 3))
+    assert np.allclose(numbers("extent"), [*points.min(0), *points.max(0)], atol=1e-5)
+    assert np.abs(np.linalg.norm(numbers("normals").reshape(-1, 3), axis=1) - 1.0).max() < 1e-4
+    places = numbers("primvars:st").reshape(-1, 2)  # from the bottom
+    assert np.abs(places * [1, -1] + [0, 1] - textured.places.numpy()).max() < 1e-5
+
+
+def test_a_usdz_opens_in_pixar_s_library(textured: TexturedMesh, tmp_path: Path) -> None:
+    pytest.importorskip("pxr", reason="usd-core is not installed: pip install usd-core")
+    usd, geometry, shade, validation = (
+        importlib.import_module(f"pxr.{name}") for name in ("Usd", "UsdGeom", "UsdShade", "UsdValidation")
+    )
+    write_textured(tmp_path / "a.usdz", textured)
+    stage = usd.Stage.Open(str(tmp_path / "a.usdz"))
+    rules = validation.ValidationRegistry().GetOrLoadAllValidators()  # of the package's bytes too
+    assert rules and not [found.GetMessage() for found in validation.ValidationContext(rules).Validate(stage)]
+    body = geometry.Mesh(stage.GetPrimAtPath("/scene/mesh"))
+    assert len(body.GetPointsAttr().Get()) == len(textured.vertices)
+    assert geometry.Mesh.ValidateTopology(
+        body.GetFaceVertexIndicesAttr().Get(), body.GetFaceVertexCountsAttr().Get(), len(textured.vertices)
+    )[0]
+    material, _ = shade.MaterialBindingAPI(body.GetPrim()).ComputeBoundMaterial()
+    source = material.ComputeSurfaceSource()[0].GetInput("emissiveColor").GetConnectedSource()[0]
+    picture = shade.Shader(source.GetPrim()).GetInput("file").Get().resolvedPath
+    assert picture.endswith("a.usdz[texture.png]")
+
+
 def test_what_cannot_be_written_is_refused(mesh: Mesh) -> None:
-    with pytest.raises(InputError, match=r"--texture: expected a file ending in \.glb, \.obj, got a\.ply"):
+    with pytest.raises(InputError, match=r"--texture: expected a file ending in \.glb, \.obj, \.usdz, got a\.ply"):
         check_texture_path(Path("a.ply"), 512)
     with pytest.raises(InputError, match="--texture-size: expected 64 to 16384"):
         check_texture_path(Path("a.glb"), 8)

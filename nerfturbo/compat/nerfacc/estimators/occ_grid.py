@@ -153,21 +153,11 @@ class OccGridEstimator(LearningGrid, AbstractEstimator):
 
     @torch.no_grad()
     def sampling(
-        self,
-        rays_o: Tensor,
-        rays_d: Tensor,
-        sigma_fn: SampleFn | None = None,
-        alpha_fn: SampleFn | None = None,
-        near_plane: float = 0.0,
-        far_plane: float = 1e10,
-        t_min: Tensor | None = None,
-        t_max: Tensor | None = None,
-        render_step_size: float = 1e-3,
-        early_stop_eps: float = 1e-4,
-        alpha_thre: float = 0.0,
-        stratified: bool = False,
-        cone_angle: float = 0.0,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, rays_o: Tensor, rays_d: Tensor, sigma_fn: SampleFn | None = None, alpha_fn: SampleFn | None = None,
+        near_plane: float = 0.0, far_plane: float = 1e10, t_min: Tensor | None = None, t_max: Tensor | None = None,
+        render_step_size: float = 1e-3, early_stop_eps: float = 1e-4, alpha_thre: float = 0.0,
+        stratified: bool = False, cone_angle: float = 0.0,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """ray_indices, t_starts, t_ends (n_samples,) in occupied cells, ray after ray. Not differentiable. With
         `sigma_fn` or `alpha_fn`, samples that hardly any light reaches (transmittance below `early_stop_eps`) and thin
         ones (alpha below `alpha_thre`, but at most the mean of the visible `occs`) are left out. `t_min` and `t_max`

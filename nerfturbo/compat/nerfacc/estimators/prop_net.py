@@ -28,17 +28,11 @@ class PropNetEstimator(AbstractEstimator):
 
     @torch.no_grad()
     def sampling(
-        self,
-        prop_sigma_fns: Sequence[Callable[[Tensor, Tensor], Tensor]],
-        prop_samples: Sequence[int],
-        num_samples: int,
-        n_rays: int,
-        near_plane: float,
-        far_plane: float,
-        sampling_type: Literal["uniform", "lindisp"] = "lindisp",
-        stratified: bool = False,
+        self, prop_sigma_fns: Sequence[Callable[[Tensor, Tensor], Tensor]], prop_samples: Sequence[int],
+        num_samples: int, n_rays: int, near_plane: float, far_plane: float,
+        sampling_type: Literal["uniform", "lindisp"] = "lindisp", stratified: bool = False,
         requires_grad: bool = False,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """t_starts, t_ends (n_rays, num_samples), drawn where the last of the proposal densities is.
         `prop_sigma_fns[i](t_starts, t_ends)` gives densities of `prop_samples[i]` samples per ray. "lindisp" spaces the
         first samples evenly in 1 / t. With `requires_grad` the densities keep their graph, and `compute_loss` or
