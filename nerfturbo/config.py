@@ -322,7 +322,7 @@ class ProposalSamplerConfig(Section):
     resolutions: tuple[Annotated[int, In(4, 1 << 20)], ...] = (128, 256)
     """Hash grid of each proposal: cells per axis of the finest level."""
     padding: Weight = 0.01
-    """Added to each proposal weight before drawing: more explores, less draws closer to the surfaces."""
+    """Added to each proposal weight before drawing; below 0.01 weights are blurred first. Less: nearer to surfaces."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

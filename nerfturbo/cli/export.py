@@ -262,13 +262,13 @@ class NerfstudioArgs(ExportArgs):
 
 def nerfstudio(argv: Sequence[str]) -> int:
     args = parse(NerfstudioArgs, argv, "export nerfstudio")
-    from ..evaluation.camera_path import capture_path
+    from ..evaluation.camera_path import around_object, capture_path
     from ..export.cameras import write_nerfstudio
 
     def work(opened: OpenRun, display: Display) -> Made:
         train, test = _plain_scenes(opened, display)
         path, _ = capture_path(train.cameras, opened.model.bounds.aabb.center, 60)
-        written = write_nerfstudio(args.out, [train, test], path)
+        written = write_nerfstudio(args.out, [train, test], around_object(path, opened.model, train))
         return {"cameras": written}, [f"{written} cameras, a path of {len(path)}"]
 
     return _export(args, work, folder=True)

@@ -17,7 +17,7 @@ from ..ops.positions import ray_aabb
 from ..types import Aabb, Rays
 
 ANNEAL_SLOPE = 10.0
-PADDING = 0.01  # added to every weight before drawing, so that no interval is given up for ever
+PADDING = 0.01  # added to every weight before drawing, so that none is given up for ever; with less they are blurred
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class ProposalEstimator(UniformEstimator):
                 weights.detach().clamp(min=0.0).pow(power),
                 {"jitter": jitter[index + 1], "padding": self.padding},
             )
-            edges = importance_sample(edges, drawn, following, blur=True, **options)
+            edges = importance_sample(edges, drawn, following, blur=self.padding < PADDING, **options)
         return edges, tuple(stages)
 
     def _weights(self, density: Any, edges: Tensor, rays: Rays, limits: tuple[Tensor, Tensor]) -> Tensor:

@@ -126,7 +126,7 @@ def test_the_passes_together_are_the_training_step(name: str, kind: Kind) -> Non
     config = replace(config, train=replace(config.train, precision=kind.precision))
     whole, apart = (Trainer(config, ball_scene()) for _ in range(2))
     # Until the field knows more than proposals, and up to a step at which they do not rest.
-    n_steps = 2 if name == "hierarchy" else 15
+    n_steps = 2 if name == "hierarchy" else 16
     for _ in range(n_steps):
         whole.advance()
         apart.advance()

@@ -151,15 +151,16 @@ def test_without_a_draw_proposals_are_taken_at_their_word():
     torch.testing.assert_close(estimator.sample(rays_along_z()).edges, late.edges)
 
 
-def test_every_stage_has_a_jitter_of_its_own(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("padding", "blurred"), [(0.01, False), (0.003, True)])
+def test_every_stage_has_a_jitter_of_its_own(padding: float, blurred: bool, monkeypatch: pytest.MonkeyPatch):
     given = [torch.full((3, 1), value) for value in (0.1, 0.4, 0.9)]
     monkeypatch.setattr(Draw, "jitter", lambda self, rays, columns, stream=None: given[:columns])
     span = RaySpan(near=0.1, far=8.0)
-    estimator = nt.ProposalEstimator([Wall(), Wall()], n_samples=4, coarse_samples=(8, 6), span=span)
-    samples = estimator.sample(rays_along_z(), draw=Draw(stratified=True))
+    sizes = {"n_samples": 4, "coarse_samples": (8, 6), "span": span, "padding": padding}
+    samples = nt.ProposalEstimator([Wall(), Wall()], **sizes).sample(rays_along_z(), draw=Draw(stratified=True))
     first, second = samples.stages
     assert torch.equal(first.edges, even_edges(3, 8, given[0], torch.device("cpu")))
-    options = {"padding": estimator.padding, "blur": True}
+    options = {"padding": padding, "blur": blurred}
     for found, stage, n, jitter in ((second.edges, first, 6, given[1]), (samples.edges, second, 4, given[2])):
         want = importance_sample(stage.edges, stage.weights.detach(), n, jitter=jitter, **options)
         torch.testing.assert_close(found, want)

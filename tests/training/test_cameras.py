@@ -124,7 +124,7 @@ def test_a_focal_length_that_is_wrong_on_one_axis_is_found_and_test_views_have_i
 
 def test_cameras_rest_while_proposals_do() -> None:
     sampler = ProposalSamplerConfig(n_samples=8, coarse_samples=(16,), anneal_steps=1, levels=3, resolutions=(32,))
-    config = replace(tiny_config(steps=12), sampler=sampler, cameras=CameraConfig(refine=True, focal=True))
+    config = replace(tiny_config(steps=18), sampler=sampler, cameras=CameraConfig(refine=True, focal=True))
     poses: list[torch.Tensor] = []
     trainer = Trainer(config, ball_scene())
     learned = trainer.model.photos
@@ -132,8 +132,8 @@ def test_cameras_rest_while_proposals_do() -> None:
     trainer.callbacks.append(lambda *_: poses.append(learned.pose.detach().clone()))
     with use_backend("reference"):
         trainer.fit()
-    moved = [step for step in range(1, 12) if not torch.equal(poses[step], poses[step - 1])]
-    assert moved == [step for step in range(1, 12) if trainer.model.sampler.learns(step)] == [5, 10]
+    moved = [step for step in range(1, 18) if not torch.equal(poses[step], poses[step - 1])]
+    assert moved == [step for step in range(1, 18) if trainer.model.sampler.learns(step)] == [8, 16]
     rays = ball_scene().cameras.image_rays(0)
     assert learned.rays(rays).directions.requires_grad is not learned.rests
     learned.rests = not learned.rests
