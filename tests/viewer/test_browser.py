@@ -298,12 +298,17 @@ def test_a_path_and_a_crop_are_made_on_the_page(visit: Callable[..., Person], ru
     person.unfold("Camera path")
     person.unfold("Crop")
     thumb = person.page.locator(".multi-slider-thumb").first
-    thumb.hover()  # once the folders stand still
-    spot = thumb.bounding_box()
-    mouse.down()
-    mouse.move(spot["x"] + 40.0, spot["y"] + 0.5 * spot["height"], steps=4)
-    mouse.up()
-    until(lambda: person.client.view.crop is not None, "the crop, which a moved range ticks")
+
+    def pulled() -> bool:
+        thumb.hover()
+        spot = thumb.bounding_box()
+        mouse.down()
+        mouse.move(spot["x"] + 40.0, spot["y"] + 0.5 * spot["height"], steps=4)
+        mouse.up()
+        person.page.wait_for_timeout(3000)  # a folder that still unfolded may have moved the thumb away
+        return person.client.view.crop is not None
+
+    until(pulled, "the crop, which a moved range ticks")
     person.button("Use for exports")
     person.says("take this box")
     saved, box = RunFolder(running.folder).read_crop(), running.page.panel.facts.box
