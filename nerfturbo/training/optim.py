@@ -25,7 +25,7 @@ INVERSE_STEPS = 1500  # after which the inverse schedule has halved the rate
 MILESTONES, MILESTONE_FACTOR = (0.5, 0.75, 0.9), 0.33  # of the multistep schedule: shares of the run, and the factor
 SAMPLER = "sampler."  # what the names of its parameters begin with
 RESTING = (SAMPLER, "photos.pose", "photos.focal")
-THIN = 2.0  # gradients of tables below so many times the mean of their neighbours are left out at random
+THIN = 1.0  # gradients of tables below so many times their neighbours' mean are left out at random
 EMA_EVERY = 16  # steps between two updates of the running mean, which costs a pass over all weights
 SWAPPED = 1 << 20  # values that change places at a time
 
