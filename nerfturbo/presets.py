@@ -90,7 +90,7 @@ _PRESETS["proposal-large"] = replace(
     ),
     loss=replace(_PRESETS["proposal"].loss, distortion=0.003),
     optim=replace(_PRESETS["proposal"].optim, table_decay=0.02),
-    train=c.TrainConfig(batch_samples=32 * 32_768, max_rays=32_768),
+    train=c.TrainConfig(batch_samples=32 * 65_536, max_rays=65_536),
 )
 
 # Dynamic scenes. A cell is occupied if it ever is: where an update looks at one moment, the grid forgets slower.

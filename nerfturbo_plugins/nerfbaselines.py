@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import torch
 from nerfbaselines import Method, camera_model_from_int
@@ -125,9 +126,12 @@ class Nerfturbo(Method):
             return
         scene = scene_of(train_dataset)
         if checkpoint is None:
-            start = preset(name := values.pop("preset", "auto"), self.device)
-            fitted, _ = fitted_config(start, scene, auto=start if name == "auto" else None)
-            self.config = with_values(fitted, values)
+            try:
+                start = preset(name := values.pop("preset", "auto"), self.device)
+                fitted, _ = fitted_config(start, scene, auto=start if name == "auto" else None)
+                self.config = with_values(fitted, values)
+            except InputError as error:  # a word and exit code 2, as their own flags have it
+                raise click.UsageError(f"--set: {error}") from error
             colour = train_dataset["metadata"].get("background_color")
             to_original = torch.eye(4, dtype=torch.float64) if scene.to_original is None else scene.to_original
             self.world = {
@@ -190,8 +194,10 @@ class Nerfturbo(Method):
         cameras = self._placed(cameras_of(views_of(batch, [Path("camera")]), Path("camera"))).to(self.device)
         colour = self.world["background"]
         background = None if colour is None else torch.tensor(colour, device=self.device) / 255.0
-        during = self.trainer.clock_stopped() if self.trainer is not None and self._running else nullcontext()
-        finished = self.trainer.as_finished() if self.trainer is not None and self._running else nullcontext()
+        during = finished = nullcontext()
+        if self.trainer is not None:  # whose weights are not their running mean, which a checkpoint is loaded with
+            finished = self.trainer.as_finished() if self._running else self.trainer.optimizer.averaged()
+            during = self.trainer.clock_stopped() if self._running else during
         with torch.no_grad(), during, finished:
             image = self.model.render_image(cameras, 0, background)
         scale = float(torch.linalg.det(torch.tensor(self.world["to_original"])[:3, :3]).abs() ** (1.0 / 3.0))

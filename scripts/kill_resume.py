@@ -83,7 +83,7 @@ class Base:
     def backend(self) -> list[str]:
         """What is no part of a run's config."""
         given = [flag for flag in ("--backend", "--device") if flag in self.flags]
-        return [word for flag in given for word in (flag, self.flags[self.flags.index(flag) + 1])]
+        return [word for flag in given for word in (flag, dict(zip(self.flags, self.flags[1:], strict=False))[flag])]
 
     @property
     def resume(self) -> list[str]:

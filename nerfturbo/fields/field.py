@@ -76,6 +76,7 @@ class Buffers:
     halves: Mapping[Tensor, Tensor] = field(default_factory=dict)
     grads: Mapping[Tensor, Tensor] = field(default_factory=dict)
     found_inf: Tensor | None = None
+    thin: float = 0.0  # see `GradientSink`
 
     def half(self, parameter: Tensor) -> Tensor | None:
         return self.halves.get(parameter)
@@ -84,7 +85,7 @@ class Buffers:
         """The buffers of these parameters; None where one has none, and autograd keeps its gradient."""
         if not all(parameter in self.grads for parameter in parameters):
             return None
-        return GradientSink(tuple(self.grads[parameter] for parameter in parameters), self.found_inf)
+        return GradientSink(tuple(self.grads[parameter] for parameter in parameters), self.found_inf, self.thin)
 
 
 class Connected(nn.Module):

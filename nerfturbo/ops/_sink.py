@@ -49,10 +49,12 @@ class GradientSink:
     parameters' own `.grad`, allocated once and zeroed by `adam_update`; gradients add up over several backwards until
     then, as they do in autograd. For a parameter with a buffer autograd sees no gradient at all: `torch.autograd.grad`
     on it finds none and its hooks do not run, so data-parallel wrappers must reduce the buffers. `found_inf`, a () or
-    (1,) fp32 tensor, is set to 1 when a non-finite gradient comes in; nothing here clears it."""
+    (1,) fp32 tensor, is set to 1 when a non-finite gradient comes in; nothing here clears it. With `thin` > 0 a
+    backward may leave small gradients out at random and enlarge others, so that the mean stays."""
 
     buffers: tuple[Tensor, ...]  # one per parameter, of its shape, contiguous: fp32, or fp16 for a hash table
     found_inf: Tensor | None = None
+    thin: float = 0.0
 
     def take(self, parts: Sequence[Tensor], *, finite: bool) -> None:
         """Add gradients that were summed beside the buffers, and raise the flag where one was not finite."""

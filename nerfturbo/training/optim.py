@@ -25,6 +25,7 @@ INVERSE_STEPS = 1500  # after which the inverse schedule has halved the rate
 MILESTONES, MILESTONE_FACTOR = (0.5, 0.75, 0.9), 0.33  # of the multistep schedule: shares of the run, and the factor
 SAMPLER = "sampler."  # what the names of its parameters begin with
 RESTING = (SAMPLER, "photos.pose", "photos.focal")
+THIN = 1.0  # gradients of tables below so many times their neighbours' mean are left out at random
 EMA_EVERY = 16  # steps between two updates of the running mean, which costs a pass over all weights
 SWAPPED = 1 << 20  # values that change places at a time
 
@@ -113,13 +114,13 @@ class FlatBuffer:
 
 
 def _flatten(group: ParameterGroup, step: Tensor, half_dtype: torch.dtype | None, narrow: bool) -> FlatBuffer:
-    """`narrow`: the gradients of tables are summed in fp16, half the bytes of what their backward adds to."""
+    """`narrow`: of tables, gradients are summed in fp16 and moments kept in bf16: fewer bytes to read and write."""
     names, parameters = zip(*group.named, strict=True)
     values = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
     half = None if half_dtype is None or not group.is_table else values.to(half_dtype)
     narrow = narrow and group.is_table and not group.rule.skip_untouched  # voxels stay wide
     grads = torch.zeros_like(values, dtype=torch.float16 if narrow else None)
-    state = AdamState.of(values, step)
+    state = AdamState.of(values, step, torch.bfloat16 if narrow else None)
     lr = torch.tensor(group.rate, device=values.device)
     buffer = FlatBuffer(names, parameters, values, grads, state, group.rule, half, (), lr, group.rate)
     buffer = replace(buffer, grad_views=tuple(buffer.views(grads)))
@@ -196,7 +197,7 @@ class Optimizer:
             grads |= dict(zip(buffer.parameters, buffer.views(buffer.grads), strict=True))
             if buffer.half is not None:
                 halves |= dict(zip(buffer.parameters, buffer.views(buffer.half), strict=True))
-        connect(model, Buffers(self.half_dtype, halves, grads, self.found_inf))
+        connect(model, Buffers(self.half_dtype, halves, grads, self.found_inf, THIN if self._narrow else 0.0))
 
     def _watch_tables(self) -> None:
         """`step` leaves tables with half copies unchecked, because their backward looks for what is not finite; what

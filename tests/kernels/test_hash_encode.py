@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nerfturbo.ops import GradientSink, HashLayout, hash_encode, use_backend
+from nerfturbo.ops.hash_encode.reference import thin_out
 
 from ..ops.cases import assert_close, generator
 
@@ -78,6 +79,53 @@ def test_a_sink_takes_the_gradient_of_the_master(kernel_device: torch.device, dt
     want, want_grad = table_gradient("reference", positions, master.detach().half().float(), layout, grad.float())
     assert_close("encoding", out.detach().float(), want, 2e-3)
     assert_close("buffer", buffer.float() - 1, want_grad, 2e-5 if dtype == torch.float32 else 5e-3)
+
+
+@pytest.mark.usefixtures("poisoned_empty")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_sink_that_thins_leaves_small_gradients_out(kernel_device: torch.device, dtype: torch.dtype) -> None:
+    """As the reference says, in the same places, over two groups and a part of one; coarse levels keep all."""
+    layout = HashLayout(n_levels=3, n_features=2, log2_entries=8, base_resolution=600, max_resolution=4000)
+    n, used = 300, 290
+    positions = torch.rand(n, 3, generator=generator(4)).to(kernel_device)
+    grad = torch.randn(n, layout.n_outputs, generator=generator(2)).to(kernel_device).pow(3).half()
+    grad[used:] = float("nan")
+    count = torch.tensor(used, dtype=torch.int32, device=kernel_device)
+    table = torch.randn(layout.n_entries, 2, generator=generator(1)).to(kernel_device)
+    buffer = torch.zeros(table.shape, dtype=dtype, device=kernel_device)
+    sink = GradientSink((buffer,), torch.zeros((), device=kernel_device), thin=1.5)
+    table_gradient("triton", positions, table, layout, grad, sink=sink, n_used=count)
+    thinned = thin_out(grad[:used].float(), positions[:used], layout, 1.5)
+    left_out = (thinned == 0).float().mean().item()
+    assert 0.2 < left_out < 0.8, "some go, some stay"
+    _, want = table_gradient("reference", positions[:used], table, layout, thinned)
+    assert_close("buffer", buffer.float(), want, 2e-5 if dtype == torch.float32 else 5e-3)
+
+    coarse = HashLayout(n_levels=2, n_features=2, log2_entries=8, base_resolution=4, max_resolution=400)
+    buffer = torch.zeros(coarse.n_entries, 2, device=kernel_device)
+    grad = grad[:40, :4].float()
+    options = {"sink": GradientSink((buffer,), thin=1.5)}
+    table = torch.zeros(coarse.n_entries, 2, device=kernel_device)
+    table_gradient("triton", positions[:40], table, coarse, grad, **options)
+    _, want = table_gradient("reference", positions[:40], table, coarse, grad)
+    assert_close("coarse levels", buffer, want)
+
+
+def test_thinned_gradients_are_right_in_the_mean() -> None:
+    """The mean over positions is the gradient itself; large ones stay as they are, and zero stays zero."""
+    layout, thin = HashLayout(n_levels=2, n_features=2, **SMALL), 2.0
+    grad = torch.randn(130, 4, generator=generator(3)).pow(3)
+    grad[5] = 0.0
+    drawn = [thin_out(grad, torch.rand(130, 3, generator=generator(10 + i)), layout, thin) for i in range(2000)]
+    size = grad.view(130, 2, 2).abs().amax(-1)
+    least = thin * torch.cat([size[:128].mean(0).expand(128, 2), size[128:].sum(0).expand(2, 2) / 128])
+    large = (size >= least).repeat_interleave(2, 1)
+    assert large.any() and not large.all()
+    assert all(torch.equal(one[large], grad[large]) for one in drawn[:20])
+    assert all((one[5] == 0).all() for one in drawn)
+    spread = (size * (least - size).clamp(min=0)).sqrt().repeat_interleave(2, 1)  # of one draw: sqrt(p (1 - p)) t
+    off = (torch.stack(drawn).mean(0) - grad).abs()
+    assert (off <= 5.0 * spread / 2000**0.5 + 1e-5).all()
 
 
 def test_a_sink_reports_a_gradient_that_is_not_finite(kernel_device: torch.device) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from nerfturbo import InputError
 from nerfturbo.data.cameras import opengl_to_opencv
 from nerfturbo.data.formats.posed import cameras_of
 
@@ -18,6 +17,7 @@ from ..tiny import ball_scene
 
 nb = pytest.importorskip("nerfbaselines", reason="nerfbaselines is not installed: pip install nerfbaselines")
 plugin = pytest.importorskip("nerfturbo_plugins.nerfbaselines")
+from click import UsageError  # noqa: E402
 
 TINY = {"preset": "ngp-cpu", "train.steps": "40", "train.batch_samples": 2048, "grid.resolution": 16}
 BENT = [0.05, -0.02, 0.003, -0.002, 0.01, 0.004, -0.003, 0.002]
@@ -88,6 +88,14 @@ def test_trains_saves_loads_renders_and_goes_on(tmp_path: Path) -> None:
     np.testing.assert_array_equal(resumed.render(camera)["color"], image["color"])
 
 
-def test_a_value_that_is_none_of_the_config_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"train\.stepz: expected the name of a config value"):
-        plugin.Nerfturbo(train_dataset=dataset(ball_scene("train"), tmp_path), config_overrides={"train.stepz": 3})
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("train.stepz", 3, "the name of a config value"),
+        ("train.steps", "ten", "a whole number"),
+        ("preset", "x", "one of"),
+    ],
+)
+def test_a_value_that_cannot_be_set_is_named(tmp_path: Path, name: str, value: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=rf"^--set: .*{name}: expected {said}"):
+        plugin.Nerfturbo(train_dataset=dataset(ball_scene("train"), tmp_path), config_overrides={name: value})

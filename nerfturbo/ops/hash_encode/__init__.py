@@ -25,6 +25,7 @@ from .._dispatch import implementation
 from .._sink import GradientSink, check_count, check_sink
 
 PRIMES = (1, 2654435761, 805459861)
+GROUP = 128  # consecutive samples whose gradients are compared where small ones are thinned out
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,8 @@ def hash_encode(
 
     For mixed precision, `table` is the fp32 master and `half` its copy in half precision: the copy is read and sets
     the result's dtype, the gradient goes to the master. A `sink` with one buffer takes the table's gradient in place of
-    autograd. `n_used`, a count on the device, says how many rows count: the others come out as zero and receive no
-    gradient, whatever they hold.
+    autograd; where it thins, Triton leaves small gradients of fine levels out (`reference.thin_out`). `n_used`, a count
+    on the device, says how many rows count: the others come out as zero and receive no gradient, whatever they hold.
 
     Under `torch.use_deterministic_algorithms(True)` the table's gradient is the same, bit for bit, in every run.
 

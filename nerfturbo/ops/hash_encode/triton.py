@@ -4,8 +4,8 @@ Forward: one program = BLOCK samples of one level, level fastest in the grid. Th
 the table wherever `row0 ^ row1 == 1`, and one load of 2 F numbers fetches both; elsewhere a second load is predicated
 on. Stored feature-major. Backward to positions: one program = BLOCK samples, all levels in turn, so no atomics. Fading:
 one pass over the encoding; its backward is itself on the gradient. Backward to the table: as the forward, by atomic
-additions, of pairs (PAIR) and of sums over runs of samples in one cell (RUNS); in deterministic mode of int64
-fixed-point numbers (a scale). docs/ops/hash_encode.md derives all three.
+additions, of pairs (PAIR) and of sums over runs of samples in one cell (RUNS), or without small ones (THIN); in
+deterministic mode of int64 fixed-point numbers (a scale). docs/ops/hash_encode.md derives all three.
 
 dtypes: positions fp32; table fp16, bf16 or fp32; weights and sums fp32.
 """
@@ -23,7 +23,7 @@ from ...errors import InputError
 from .. import _triton as gpu
 from .._sink import GradientSink, Node, linear, zero_tail
 from .._triton import INTERPRETED, cdiv, check_kernel_float, launchable
-from . import HashLayout
+from . import GROUP, HashLayout
 
 
 @functools.lru_cache(maxsize=64)
@@ -60,7 +60,7 @@ def load_level(p_levels, p_scales, i_level):
     return tl.load(p).to(tl.int64) * 8, tl.load(p + 1), tl.load(p + 2), tl.load(p_scales + i_level)
 
 
-BLOCK, WARPS = 128, 4
+BLOCK, WARPS = GROUP, 4
 RUN_BLOCK, RUN_WARPS = 32, 1
 RUN_SCALE = 450.0  # levels up to this many cells across the box are added up in runs first
 
@@ -120,6 +120,21 @@ def _cell(p_positions, i, m, stride_xn, stride_xc, scale):
 
 
 @triton.jit
+def _thin_out(b_grad, m_any, p_positions, i, m, i_level, stride_xn, stride_xc, thin, BLOCK: tl.constexpr):
+    """`thin_out` of the reference, of one group."""
+    x, y, z = gpu.load_point(p_positions, i, m, stride_xn, stride_xc)
+    bits = x.to(tl.int32, bitcast=True) ^ (y.to(tl.int32, bitcast=True) * -1640531535)
+    bits = (bits ^ (z.to(tl.int32, bitcast=True) * 805459861)) + i_level * 374761393
+    bits = (bits ^ ((bits >> 15) & 0x1FFFF)) * -2048144789
+    bits = (bits ^ ((bits >> 13) & 0x7FFFF)) * -1028477379
+    chance = ((bits >> 8) & 0xFFFFFF).to(tl.float32) * 5.9604644775390625e-08
+    size = tl.max(tl.abs(b_grad), 1)
+    least = tl.sum(size, 0) * (thin / BLOCK)
+    factor = tl.where(size < least, least / tl.where(size > 0.0, size, 1.0), 1.0)
+    return b_grad * factor[:, None], m_any & (size > chance * least)
+
+
+@triton.jit
 def _run_bounds(p_positions, i, n_used, stride_xn, stride_xc, scale, ix, iy, iz, BLOCK: tl.constexpr):
     """First and last sample of each run of consecutive samples in one cell, within this block."""
     i_block = tl.arange(0, BLOCK)
@@ -135,8 +150,8 @@ def _run_bounds(p_positions, i, n_used, stride_xn, stride_xc, scale, ix, iy, iz,
 @launchable(do_not_specialize=["n", "first_level"], do_not_specialize_on_alignment=["stride_xc", "stride_gf"])
 def _backward_table_kernel(
     p_positions, p_grad, p_table, p_levels, p_scales, p_used, p_found_inf, p_scale, n, first_level,
-    stride_xn, stride_xc, stride_gn, stride_gf,
-    F: tl.constexpr, BLOCK: tl.constexpr, PAIR: tl.constexpr, RUNS: tl.constexpr,
+    stride_xn, stride_xc, stride_gn, stride_gf, thin,
+    F: tl.constexpr, BLOCK: tl.constexpr, PAIR: tl.constexpr, RUNS: tl.constexpr, THIN: tl.constexpr,
 ):  # fmt: skip
     i_level, start = first_level + tl.program_id(1), tl.program_id(0) * BLOCK
     n_used = gpu.used_rows(p_used, n)
@@ -144,6 +159,8 @@ def _backward_table_kernel(
         i = start + tl.arange(0, BLOCK)
         m = i < n_used
         b_grad, m_write = _load_gradient(p_grad, p_found_inf, i, m, stride_gn, stride_gf, i_level, F=F, BLOCK=BLOCK)
+        if THIN:
+            b_grad, m_write = _thin_out(b_grad, m_write, p_positions, i, m, i_level, stride_xn, stride_xc, thin, BLOCK)
         offset, nodes, hash_mask, scale = load_level(p_levels, p_scales, i_level)
         ix, iy, iz, fx, fy, fz = _cell(p_positions, i, m, stride_xn, stride_xc, scale)
         flags = tl.zeros([BLOCK, F], tl.int32)
@@ -193,8 +210,9 @@ def _fixed_point_scale(grad: Tensor, n_used: Tensor | None) -> tuple[Tensor, Ten
     return torch.exp2(power), inverse
 
 
-def add_table_gradient(buffer, positions, grad, layout, n_used, found_inf) -> None:
-    """buffer += gradient of the table, for the incoming gradient (n, n_levels * n_features) in any strides."""
+def add_table_gradient(buffer, positions, grad, layout, n_used, found_inf, thin=0.0) -> None:
+    """buffer += gradient of the table, for the incoming gradient (n, n_levels * n_features) in any strides. `thin`, as
+    a sink has it, counts on levels that are not added up in runs."""
     if buffer.dtype not in (torch.float32, torch.float16):
         raise InputError("sink buffer of table", "torch.float32 or torch.float16", str(buffer.dtype))
     n, n_coarse = positions.shape[0], _coarse_levels(layout)
@@ -216,8 +234,8 @@ def add_table_gradient(buffer, positions, grad, layout, n_used, found_inf) -> No
                 p_positions=positions, p_grad=grad, p_table=sums, p_levels=levels, p_scales=scales, p_used=n_used,
                 p_found_inf=found_inf, p_scale=scale, n=n, first_level=first,
                 stride_xn=positions.stride(0), stride_xc=positions.stride(1),
-                stride_gn=grad.stride(0), stride_gf=grad.stride(1), F=layout.n_features, BLOCK=block, PAIR=pair,
-                RUNS=runs, num_warps=RUN_WARPS if runs else WARPS,
+                stride_gn=grad.stride(0), stride_gf=grad.stride(1), thin=thin, F=layout.n_features, BLOCK=block,
+                PAIR=pair, RUNS=runs, THIN=thin > 0.0 and not runs, num_warps=RUN_WARPS if runs else WARPS,
             )  # fmt: skip
     if inverse is not None:
         buffer.add_(sums.to(torch.float32) * inverse)
@@ -356,7 +374,7 @@ class _HashEncode(Node):
             (shape, dtype), sink = ctx.like, ctx.sink
             if sink is None:
                 sink = GradientSink((torch.zeros(shape, dtype=torch.float32, device=grad.device),))
-            add_table_gradient(sink.buffers[0], positions, grad, ctx.layout, n_used, sink.found_inf)
+            add_table_gradient(sink.buffers[0], positions, grad, ctx.layout, n_used, sink.found_inf, sink.thin)
             grad_table = sink.buffers[0].to(dtype) if ctx.sink is None else None
         return grad_positions, grad_table
 
