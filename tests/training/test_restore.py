@@ -128,7 +128,7 @@ def test_a_restored_run_is_the_one_that_never_stopped(tmp_path: Path, kind: str)
 
 @pytest.mark.filterwarnings(*WARNINGS)
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
-@pytest.mark.parametrize("kind", ["coarse", "both", "voxels"])
+@pytest.mark.parametrize("kind", ["coarse", "voxels"])
 def test_under_lightning_too(tmp_path: Path, kind: str, captured: bool) -> None:
     pl = pytest.importorskip("lightning.pytorch", reason="lightning is an extra and not installed")
     from lightning.pytorch.callbacks import ModelCheckpoint
