@@ -261,7 +261,7 @@ def test_the_loss_is_that_of_the_rays_that_were_kept(kind: str) -> None:
     assert all(bool(torch.isfinite(parameter.grad).all()) for parameter in made.model.parameters())
 
 
-def test_training_through_plain_colours_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     config = coarse(tiny_config(steps=50), monkeypatch)
     made = Trainer(config, ball_scene())
     losses: list[float] = []
