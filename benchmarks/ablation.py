@@ -170,12 +170,10 @@ def _data_cases(config: Config) -> list[Case]:
     """Which pixels a step sees, how they come to it, and in what portions."""
     train = config.train
     background = "white" if train.background == "random" else "random"
-    draw = ("error", "error-guided") if train.draw == "uniform" else ("uniform", "uniform")
     coarse = ("no coarse pictures", 0.0) if train.coarse_fraction > 0.0 else ("+ coarse pictures first (20%)", 0.2)
     half = {"batch_samples": train.batch_samples // 2, "max_rays": train.max_rays // 2}
     return [
         Case(f"{background} background", _changed(config, "train", background=background)),
-        Case(f"{draw[1]} draws", _changed(config, "train", draw=draw[0])),
         Case("pixels fetched from host memory", _changed(config, "data", pixels="host")),
         Case(coarse[0], _changed(config, "train", coarse_fraction=coarse[1])),
         Case("+ accumulation, 2 half batches", _changed(config, "train", accumulate=2 * train.accumulate, **half)),
@@ -260,10 +258,8 @@ def _combinations(config: Config) -> list[Case]:
     if config.sampler.kind == "grid":
         plain = _changed(plain, "sampler", prune=False, alpha_thre=0.0)
     plain = _changed(plain, "optim", warmup_steps=0, schedule="constant", ema_decay=0.0)
-    early = _changed(config, "train", coarse_fraction=0.2, draw="error")
     cases = [
         Case("plain: nothing skipped, one rate", _changed(plain, "train", background="white")),
-        Case("+ coarse pictures and error-guided draws", early),
     ]
     if config.sampler.kind == "grid":
         finer = _changed(config, "render", eval_refine=2, eval_rays=2)

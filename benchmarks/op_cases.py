@@ -156,9 +156,7 @@ CALLS |= {
     "voxel_density": lambda x: voxel_density(x.positions, x.density, voxels(x)[1]),
     "draw_pixels": lambda x: draw_pixels(PixelPool(*starting(x, "pool_")), x.like.shape[0], **KEY),
     "read_pixels": lambda x: read_pixels(x.pool_colors, x.chosen),
-    "choose_pixels": lambda x: (
-        choose_pixels(x.pool_offsets, x.pool_widths, x.like.shape[0], mask=PixelMask.of_words(x.words), **KEY).indices
-    ),
+    "choose_pixels": lambda x: choose_pixels(x.pool_offsets, x.like.shape[0], mask=PixelMask.of_words(x.words), **KEY),
 }
 ALONE = (_compact, _ngp_logits, _ngp_visibility, _camera_rays, _frame, _decay_and_max, _threshold_bits)
 ALONE += (_adam, _check_gradients, _finish_step, _record_step)

@@ -429,8 +429,6 @@ class TrainConfig(Section):
     """Distributed: send gradients in this precision."""
     background: Literal["random", "white", "black"] = "random"
     """Behind transparent pixels in training; random teaches the field where it is empty."""
-    draw: Literal["uniform", "error"] = "uniform"
-    """Which pixels: all alike, or more where the error is large, reweighted to keep the mean right."""
     seed: Annotated[int, In(0, (1 << 63) - 1)] = 0
     """Seeds every random draw, together with the step."""
 
@@ -496,8 +494,8 @@ KINDS: dict[str, dict[str, type[Any]]] = {
 }
 
 
-# Values that went, and what they were unless somebody chose others: such runs open.
-_GONE = {"rays_per_pixel": 1, "follow": "features", "sparsity": 0.0}
+# Values that went, and what they may have been: such runs open. Draws do not matter to a field that is trained.
+_GONE = {"rays_per_pixel": (1,), "follow": ("features",), "sparsity": (0.0,), "draw": ("uniform", "error")}
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -516,7 +514,7 @@ def from_dict(kind: type[Any], values: Any, path: str = "config") -> Any:
     if kind is Config and "sampling" in values:
         values = _migrated(values, path)
     hints = _hints(kind)
-    values = {name: value for name, value in values.items() if name not in _GONE or value != _GONE[name]}
+    values = {name: value for name, value in values.items() if value not in _GONE.get(name, ())}
     if unknown := sorted(set(values) - set(hints)):
         raise InputError(f"{path}.{unknown[0]}", "one of " + ", ".join(sorted(hints)), repr(unknown[0]))
     arguments = {}

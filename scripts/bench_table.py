@@ -85,6 +85,8 @@ GONE = (
     "pixel-spread",
     "rays-per-pixel",
     "voxel_variation",
+    "error-guided",
+    "train.draw",
 )
 
 

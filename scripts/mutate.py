@@ -82,9 +82,9 @@ MORE = {
     "training/test_cull_unseen.py",
     "sampling/uniform.py": "sampling/test_proposals.py sampling/test_geometry.py training/test_proposed.py",
     "sampling/proposals.py": "rendering/test_memory.py",
-    "rendering/losses.py": "training/test_step.py training/test_proposed.py data/test_error_map.py",
+    "rendering/losses.py": "training/test_step.py training/test_proposed.py",
     "rendering/render.py": "export/test_frames.py",
-    "training/loss.py": "data/test_error_map.py training/test_proposed.py training/test_quality.py "
+    "training/loss.py": "training/test_proposed.py training/test_quality.py "
     "training/test_own_field.py::test_optional_methods_are_found_through_the_plug",
     "training/optim.py": "training/test_precision.py training/test_own_field.py training/test_lightning.py",
     "training/stability.py": "training/test_monitor.py",

@@ -79,9 +79,9 @@ def peak_memory(device: torch.device, *, count: bool = False) -> Iterator[PeakBy
         found.n_bytes = torch.cuda.max_memory_allocated(device) - before
     elif count:
         with contextlib.suppress(ImportError):
-            from ..ops.ngp.cpu import release
+            from ..ops._cpu import release_scratch
 
-            release()  # kept for the next step by the last one
+            release_scratch()  # kept for the next step by the last one
         with found:
             yield found
     else:

@@ -1,13 +1,5 @@
 """Random pixels of a scene as rays and colours, drawn on the device of training.
 
-Hard pixels more often (`ErrorMap`): half of the draws stay uniform, the others go to tiles in proportion to their error
-times their pixels:
-
-    share_t = n_t / n  *  (1/2 + 1/2 * e_t / mean e)        n_t of the n drawable pixels lie in tile t
-
-so that no weight exceeds 2. e_t is a running mean of the tile's absolute colour error; a tile that no ray has met is
-the mean tile. The weights (`ops/pixels`) keep the expectation of the gradient. Sums are integers: any order will do.
-
 Images that the GPU cannot hold stay in host memory, pinned, and its kernels read the drawn pixels through the bus
 (`map_pixels`). Those of a file are fetched (`HostPixels`): which pixels a step draws depends on (seed, step) alone, so
 a thread reads the next step's colours ahead of time. A recorded step finds them in a buffer on the device.
@@ -30,86 +22,6 @@ from .cameras import PIXEL_RADIUS
 from .images import ImagePool
 from .lenses import all_valid, make_lens_table, pixel_centers, pixel_parts
 from .scene import Scene
-
-MAX_TILES = 1 << 20
-SMALLEST_TILE = 16
-KEEP = 0.5  # of the old error at a refresh
-UNIFORM = 0.5  # share of the draws that ignore the errors
-_UNITS = 1 << 16  # of an error
-_TOTAL = 1 << 36  # of all shares
-
-
-class ErrorMap:
-    """Errors of tiles of pictures: `add` after a step, `refresh` now and then; neither waits for the device."""
-
-    def __init__(self, images: ImagePool, mask: ops.PixelMask | None) -> None:
-        device, widths, heights = images.device, *images.sizes.cpu().unbind(-1)
-        self.tile = SMALLEST_TILE
-        while int((counts := _parts(widths, self.tile) * _parts(heights, self.tile)).sum()) > MAX_TILES:
-            self.tile *= 2
-        first = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        n_tiles = int(first[-1])
-        self._pixels = _drawable_pixels(images, mask, first, self.tile).to(device)  # (n_tiles,) float64
-        self.errors = torch.full((n_tiles,), -1.0, dtype=torch.float64, device=device)  # negative: not met yet
-        self._sums, self._counts, ends = (torch.zeros(n_tiles, dtype=torch.int64, device=device) for _ in range(3))
-        n_drawable = images.n_pixels if mask is None else mask.n_drawable
-        self.guide = ops.PixelGuide(ends, first.to(device), self.tile, n_drawable)
-        self.refresh()
-
-    def add(self, tiles: Tensor, errors: Tensor, counted: Tensor) -> None:
-        """Errors (n,) >= 0 of rays in `tiles` (n,); `counted` (n,) bool leaves rays out."""
-        self._sums.index_add_(0, tiles, (errors.detach().double().clamp(0.0, 16.0) * _UNITS).long() * counted)
-        self._counts.index_add_(0, tiles, counted.long())
-
-    def refresh(self) -> None:
-        """Take what was added since the last time into the errors, and draw by them from now on."""
-        met = self._counts > 0
-        fresh = self._sums.double() / (self._counts.clamp_min(1) * _UNITS)
-        mixed = torch.where(self.errors < 0.0, fresh, KEEP * self.errors + (1.0 - KEEP) * fresh)
-        self.errors.copy_(torch.where(met, mixed, self.errors))
-        self._sums.zero_()
-        self._counts.zero_()
-        known = (self.errors >= 0.0) * self._pixels
-        mean = (self.errors * known).sum() / known.sum().clamp_min(1.0)
-        relative = torch.where((self.errors >= 0.0) & (mean > 0.0), self.errors / mean.clamp_min(1e-30), 1.0)
-        weights = self._pixels * (UNIFORM + (1.0 - UNIFORM) * relative)
-        shares = (weights * (_TOTAL / weights.sum())).long() + (self._pixels > 0.0)
-        torch.cumsum(shares, 0, out=self.guide.ends)
-
-    def state_tensors(self) -> list[Tensor]:
-        """What changes from step to step, in place."""
-        return [self.errors, self._sums, self._counts, self.guide.ends]
-
-    def saved(self) -> Tensor:
-        """(3, n_tiles) float64: errors, and sums and counts of what was added since the last refresh."""
-        return torch.stack([self.errors, self._sums.double(), self._counts.double()])
-
-    def load(self, saved: Tensor | None) -> None:
-        """Go on from what `saved` gave; begin anew without it, or where it is of other pictures."""
-        if saved is None or saved.shape[1:] != self.errors.shape:
-            saved = torch.tensor([[-1.0], [0.0], [0.0]])
-        self._counts.zero_()
-        self.errors.copy_(saved[0])
-        self.refresh()
-        self._sums.copy_(saved[1])
-        self._counts.copy_(saved[2])
-
-
-def _parts(sides: Tensor, tile: int) -> Tensor:
-    return torch.div(sides + tile - 1, tile, rounding_mode="floor")
-
-
-def _drawable_pixels(images: ImagePool, mask: ops.PixelMask | None, first: Tensor, tile: int) -> Tensor:
-    """(n_tiles,) float64 on the CPU: how many pixels of each tile may be drawn."""
-    counts, masked = torch.zeros(int(first[-1]), dtype=torch.float64), replace(images, mask=mask)
-    for index, (width, height) in enumerate(images.sizes.tolist()):
-        across, down = -(-width // tile), -(-height // tile)
-        flags = torch.zeros(down * tile, across * tile)
-        chosen = masked.image_mask(index)
-        flags[:height, :width] = 1.0 if chosen is None else chosen.float().cpu()
-        sums = flags.view(down, tile, across, tile).sum((1, 3), dtype=torch.float64)
-        counts[int(first[index]) : int(first[index + 1])] = sums.reshape(-1)
-    return counts
 
 
 class _Registered:
@@ -159,9 +71,8 @@ class HostPixels:
 
     def fetch(self, step: int, n_rays: int, first: int = 0) -> Tensor:
         """(n_rays, channels) uint8: the colours of a step's pixels, by the same draws as on the device."""
-        offsets, widths = self.images.offsets, self.images.sizes[:, 0].contiguous()
         options = {"mask": self.mask, "seed": self.seed, "step": step, "first": first}
-        return self.images.gather(ops.choose_pixels(offsets, widths, n_rays, **options).indices)
+        return self.images.gather(ops.choose_pixels(self.images.offsets, n_rays, **options))
 
 
 class Prefetcher:
@@ -195,14 +106,10 @@ DEVICE_SHARE = 0.5  # of a device's free memory: the largest pool that `auto` mo
 
 @dataclass(frozen=True)
 class PixelBatch:
-    """Rays and what the pictures show along them; four channels where the pictures have alpha (straight). `weights` say
-    how much each ray counts in a mean, where hard pixels are drawn more often; None: all the same."""
+    """Rays and what the pictures show along them; four channels where the pictures have alpha (straight)."""
 
     rays: Rays
     rgba: Tensor  # (n_rays, 3 or 4) float32 in [0, 1]
-    weights: Tensor | None = None  # (n_rays,) float32
-    tiles: Tensor | None = None  # (n_rays,) int64, of the error map
-    error_map: ErrorMap | None = None  # that drew them
     pending: tuple[torch.cuda.Event, Tensor] | None = None  # colours on the bus, and the pixels asked for
 
     def arrived(self) -> "PixelBatch":
@@ -212,24 +119,14 @@ class PixelBatch:
         torch.cuda.current_stream(self.rgba.device).wait_event(self.pending[0])
         return replace(self, pending=None)
 
-    def add_errors(self, errors: Tensor, n_rays: Tensor | None = None) -> None:
-        """Tell the map that guided the draws how wrong the rays were (n,); only the first `n_rays` of them count."""
-        if self.error_map is None or self.tiles is None or self.weights is None:
-            return
-        counted = self.weights > 0.0
-        if n_rays is not None:
-            counted = counted & (torch.arange(errors.shape[0], device=errors.device) < n_rays)
-        self.error_map.add(self.tiles, errors, counted)
-
 
 class PixelSampler:
     """Draws pixels uniformly over all pictures of a scene, whatever their sizes; masked ones never. What is drawn
     depends on (seed, step, index of the ray) alone: ranks, resumed runs and other devices see the same pixels. The
     scene moves to the device once, here. Pictures that it cannot hold (or with `pixels="host"`) are read from host
-    memory; of those in a file a thread fetches the colours of the next step while this one runs. With `guided`, pixels
-    are drawn more often where the error has been large, and batches have weights; their `add_errors` says how large it
-    was. Rays pass through the pixels' centres; with `radii` they carry the `pixel_radii` of their pixels. Pinhole
-    cameras draw by one fused op; other lenses by a table where one fits (`lenses.py`), else by Newton's method."""
+    memory; of those in a file a thread fetches the colours of the next step while this one runs. Rays pass through the
+    pixels' centres; with `radii` they carry the `pixel_radii` of their pixels. Pinhole cameras draw by one fused op;
+    other lenses by a table where one fits (`lenses.py`), else by Newton's method."""
 
     def __init__(
         self,
@@ -238,16 +135,12 @@ class PixelSampler:
         seed: int = 0,
         *,
         pixels: PixelPlace = "auto",
-        guided: bool = False,
         radii: bool = False,
     ) -> None:
         self.device, self.seed = torch.device(device), seed
         self.on_host, self.note = place_pixels(scene, self.device, pixels)
         mapped = map_pixels(scene.images.pixels, self.device) if self.on_host and scene.images.file is None else None
         fetched = self.on_host and mapped is None
-        if guided and fetched and self.device.type != "cpu":
-            hint = "draw uniformly, or load the pictures smaller with `downscale`"
-            raise InputError("guided", "pictures that the device can read", "pictures in a file", hint)
         mask, seen = drawable_mask(scene, self.device), scene
         if mapped is not None:
             seen = replace(scene, images=replace(scene.images, pixels=mapped))
@@ -255,7 +148,6 @@ class PixelSampler:
         self._mask = None if mask is None else mask.to(self.device)
         images, cameras = self.scene.images, self.scene.cameras
         self._offsets, self._widths = images.offsets.to(device), images.sizes[:, 0].contiguous().to(device)
-        self.error_map = ErrorMap(images, self._mask) if guided else None
         self._pool, self._widening = None, None
         bus = mapped is not None and self.device.type == "cuda"
         self._bus = torch.cuda.Stream(self.device) if bus else None
@@ -273,16 +165,14 @@ class PixelSampler:
     def draw(self, step: int | Tensor, n_rays: int, *, first: int = 0, late: bool = False) -> PixelBatch:
         """Pixels for rays `first` to `first + n_rays` of this step's batch; never waits for the device. With `late`,
         colours of host memory may still be on their way: call `arrived` before they are used."""
-        chosen, guide = None, None if self.error_map is None else self.error_map.guide
-        whole = self._mask is None and guide is None and self._pool is not None and self._bus is None
-        options = {"seed": self.seed, "step": step, "first": first}
-        if not whole:
-            chosen = ops.choose_pixels(self._offsets, self._widths, n_rays, mask=self._mask, guide=guide, **options)
+        chosen, options = None, {"seed": self.seed, "step": step, "first": first}
+        if self._mask is not None or self._pool is None or self._bus is not None:
+            chosen = ops.choose_pixels(self._offsets, n_rays, mask=self._mask, **options)
         if self._pool is None:
             assert chosen is not None
             batch = self._look_up(chosen, step, n_rays, first)
         else:
-            drawn = ops.draw_pixels(self._pool, n_rays, indices=None if chosen is None else chosen.indices, **options)
+            drawn = ops.draw_pixels(self._pool, n_rays, indices=chosen, **options)
             cameras, image = self.scene.cameras, drawn.image_indices
             times = None if cameras.times is None else cameras.times[image]
             radii = None if self._widening is None else (self._widening[image] * drawn.directions).sum(-1)
@@ -290,11 +180,9 @@ class PixelSampler:
             batch = PixelBatch(rays if cameras.ndc is None else cameras.ndc.bend_rays(rays), drawn.rgba)
         if self._bus is not None:
             assert chosen is not None
-            batch = self._read(self._bus, batch, chosen.indices)
+            batch = self._read(self._bus, batch, chosen)
             batch = batch if late else batch.arrived()
-        if chosen is None or guide is None:
-            return batch
-        return replace(batch, weights=chosen.weights, tiles=chosen.tiles, error_map=self.error_map)
+        return batch
 
     def _read(self, bus: torch.cuda.Stream, batch: PixelBatch, indices: Tensor) -> PixelBatch:
         """The colours of host memory, read on a stream of its own: they are not needed before the samples are placed.
@@ -325,28 +213,17 @@ class PixelSampler:
                 return buffer[first - start : first - start + n_rays]
         raise InputError("first, n_rays", f"rays among {list(self._feeds)}", f"{first}, {n_rays}")
 
-    def refresh(self) -> None:
-        """Draw by the errors added so far from now on."""
-        if self.error_map is not None:
-            self.error_map.refresh()
-
-    def state_tensors(self) -> list[Tensor]:
-        """What changes from step to step, in place."""
-        return [] if self.error_map is None else self.error_map.state_tensors()
-
-    def _look_up(self, chosen: ops.ChosenPixels, step: int | Tensor, n_rays: int, first: int) -> PixelBatch:
-        image, x, y = pixel_centers(self._offsets, self._widths, chosen.indices)
+    def _look_up(self, chosen: Tensor, step: int | Tensor, n_rays: int, first: int) -> PixelBatch:
+        image, x, y = pixel_centers(self._offsets, self._widths, chosen)
         cameras = self.scene.cameras
         if self._table is None:
             rays = cameras.rays(image, x, y)
         else:
-            rays = cameras.rays_along(image, self._table.look_up(image, chosen.indices))
+            rays = cameras.rays_along(image, self._table.look_up(image, chosen))
         if self._host is None or self._prefetcher is None:
-            read = chosen.indices if self._bus is None else chosen.indices[:0]
+            read = chosen if self._bus is None else chosen[:0]
             return PixelBatch(rays, ops.read_pixels(self.scene.images.pixels, read))
-        if self.error_map is not None:  # only the device knows the draws, and it is this one
-            colours = self._host.images.gather(chosen.indices)
-        elif isinstance(step, Tensor) and self._feeds:
+        if isinstance(step, Tensor) and self._feeds:
             colours = self._fed(first, n_rays)
         elif first:
             colours = self._host.fetch(int(step), n_rays, first)

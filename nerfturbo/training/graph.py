@@ -63,7 +63,6 @@ class DeviceStep:
         self._events = [torch.cuda.Event(), torch.cuda.Event()]
         self._chunk = 0
         self._seen = (0, 0)  # rays and samples already reported
-        self._refresh: Callable[[], None] | None = None  # of an error map
         self._checked = 0  # steps whose non-finite flags were already reported
 
     @property
@@ -109,8 +108,6 @@ class DeviceStep:
             if offers(self.model.sampler, "learns"):
                 with self._rest():
                     self._run_resting = self._recorded_step()
-            if self.pixels.error_map is not None:
-                self._refresh = self._recorded(self.pixels.refresh)
 
     def compile(self) -> None:
         """Compile the kernels, all at once, leaving the training state as it was."""
@@ -148,7 +145,7 @@ class DeviceStep:
         state, optimizer, grid = self.state, self.optimizer, self.model.grid
         kept = [state.step, state.n_active, state.totals, state.ring, grid.thickness, grid.bits, grid.mean]
         kept += [optimizer.scale, optimizer.good_steps, optimizer.skipped, optimizer.step_count, optimizer.found_inf]
-        kept += [*optimizer.averages, *self.pixels.state_tensors()]
+        kept += optimizer.averages
         learner = self.model.sampler
         kept += list(learner.buffers()) if isinstance(learner, torch.nn.Module) else []  # of a contracted grid
         self._stream.wait_stream(torch.cuda.current_stream(self.model.device))
@@ -176,7 +173,7 @@ class DeviceStep:
         self.finish()
         self.budget = ray_budget(self.model)
         self.state.n_active.clamp_(max=self.budget.max_rays)
-        self._run_step = self._run_resting = self._refresh = None
+        self._run_step = self._run_resting = None
         self._update_grid.clear()
         self._update_averages = self._average
         self._pool = torch.cuda.graph_pool_handle()  # the memory of the old graphs is free again
@@ -213,8 +210,6 @@ class DeviceStep:
                 self._checked = step
             if grid.enabled and step % grid.update_every == 0:
                 self._update_grid[step < self.model.grid.warmup_steps]()
-            if self._refresh is not None and step % grid.update_every == 0:
-                self._refresh()
             for number in range(step, step + n_steps):
                 self.pixels.feed(number, shares)
                 if self._run_resting is None or self.model.sampler.learns(number):

@@ -441,7 +441,7 @@ class NerfModule(pl.LightningModule):
         """What a checkpoint of the native trainer holds besides the weights."""
         engine = self._engine
         engine.stepper.finish()
-        tensors = {name: value.detach().cpu() for name, value in engine.state_tensors().items()}
+        tensors = {name: value.detach().cpu() for name, value in engine.optimizer.state_tensors().items()}
         checkpoint[LIGHTNING_KEY] = {"state": vars(engine.state()), "optimizer": tensors}
         checkpoint["optimizer_states"] = []  # they are the tensors above
 
@@ -464,7 +464,7 @@ class NerfModule(pl.LightningModule):
             engine.restructure()
         engine.model.load_state_dict(field_part(weights, "model."))
         engine.optimizer.load_state_tensors(optimizer)
-        engine.restore(state, optimizer)
+        engine.restore(state)
 
 
 def _agreed(flag: str, wanted: Any, configured: Any, neutral: Any) -> Any:

@@ -1,5 +1,5 @@
 """The one chain from rays to the loss: place samples, evaluate the field, expose, composite, compare. Every variant
-goes through it: proposals, coarse and fine, depth, exposure, near gradients, reweighted pixels,
+goes through it: proposals, coarse and fine, depth, exposure, near gradients,
 regularisers, fields of one's own. `Stages` names the parts that can be replaced by a function."""
 
 from collections.abc import Callable
@@ -182,10 +182,12 @@ def render_and_compare(
     out = composite(density, rgb, samples)
     target = target_over(batch, background)
     color = out.rgb + (1.0 - out.opacity)[:, None] * background
-    loss, mse = compare_colors(color, target, batch, samples, model.config, note=True)
+    kind, kept = model.config.loss.kind, samples.n_rays_kept
+    loss = color_loss(color, target, kind=kind, n_rays_kept=kept)
+    mse = color_loss(color.detach(), target, kind="mse", n_rays_kept=kept)
     for stage in stages:
         coarse = stage.color + (1.0 - stage.weights.sum(-1, keepdim=True)) * background
-        loss = loss + compare_colors(coarse, target, batch, samples, model.config)[0]
+        loss = loss + color_loss(coarse, target, kind=kind, n_rays_kept=kept)
     if learns:
         loss = loss + model.sampler.loss(samples, out.weights)
     rule, places = _ray_rule(model, samples)
@@ -214,33 +216,12 @@ def _fused(
     loss_scale: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """The same from logits: activations, compositing and loss are one op."""
-    config, weights, kept = model.config, batch.weights, samples.n_rays_kept
-    (rule, places), kind = _ray_rule(model, samples), config.loss.kind
-    if weights is not None:
-        logits = weigh_gradient(logits, weights[samples.ray_indices])
+    (rule, places), kind = _ray_rule(model, samples), model.config.loss.kind
     out = composite_loss(logits, samples, background, batch.rgba, rule=LossRule(kind), gradient_scale=loss_scale)
-    loss, mse = out.loss, out.mse
-    if weights is not None:  # what is reported is the mean over all pixels too, not over those that were drawn
-        target, rgb = target_over(batch, background), out.rgb.detach()
-        value = color_loss(rgb, target, kind=kind, n_rays_kept=kept, weights=weights)
-        mse = color_loss(rgb, target, kind="mse", n_rays_kept=kept, weights=weights)
-        loss = loss + (value - loss.detach())
-        batch.add_errors((rgb - target).abs().mean(-1), kept)
+    loss = out.loss
     if rule is not None:
         loss = loss + ray_losses(logits, samples, rule, places=places, gradient_scale=loss_scale)
-    return loss, mse
-
-
-def compare_colors(
-    color: Tensor, target: Tensor, batch: PixelBatch, samples: PackedSamples, config: Config, *, note: bool = False
-) -> tuple[Tensor, Tensor]:
-    """The colour loss of rays and their mean squared error; `note` tells the error map of the batch."""
-    kept, weights = samples.n_rays_kept, batch.weights
-    loss = color_loss(color, target, kind=config.loss.kind, n_rays_kept=kept, weights=weights)
-    mse = color_loss(color.detach(), target, kind="mse", n_rays_kept=kept, weights=weights)
-    if note and weights is not None:
-        batch.add_errors((color.detach() - target).abs().mean(-1), kept)
-    return loss, mse
+    return loss, out.mse
 
 
 def depth_loss(model: NerfModel, *, step: int | Tensor, fixed: bool, first: int, place: Placing) -> Tensor:

@@ -198,14 +198,12 @@ class TrainingStep(RayBatches):
         return self.record(step, self._accumulate(step), *self.update(step), self.model.config.train.accumulate)
 
     def refresh(self, step: int) -> None:
-        """Before a step: let the grid, and the map of errors, see what was learned; let a sampler rest."""
+        """Before a step: let the grid see what was learned; let a sampler rest."""
         if offers(self.model.sampler, "learns"):
             set_rest(self.model, self.optimizer, not self.model.sampler.learns(step))
         grid = self.model.grid.config
         if grid.enabled and step % grid.update_every == 0:
             self.stages.update_grid(self.model, step, team=self.team)
-        if step % grid.update_every == 0:
-            self.pixels.refresh()
 
     def record(self, step: int, result: StepResult, skipped: Tensor, scale: Tensor, parts: int) -> StepRecord:
         """After a step made of `parts` batches: choose the number of rays of the next, and say what was done. A GPU is

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..config import NO_STEP_LIMIT, Config, check_code, from_dict, to_dict
 from ..data.batches import PixelSampler
@@ -133,11 +133,12 @@ class Trainer:
         if config.loss.depth > 0.0:
             self.model.keypoints = load_keypoints(scene, min_photos=TRAINED_PHOTOS).to(self.device)
         train = config.train
-        options: Any = {"guided": train.draw == "error", "radii": offers(self.model.field, "set_footprint")}
-        self._full_pixels = PixelSampler(scene, self.device, train.seed, pixels=config.data.pixels, **options)
+        radii = offers(self.model.field, "set_footprint")
+        self._full_pixels = PixelSampler(scene, self.device, train.seed, pixels=config.data.pixels, radii=radii)
         self._coarse_pixels: PixelSampler | None = None
         if train.coarse_fraction > 0.0:
-            self._coarse_pixels = PixelSampler(downscaled(scene, COARSE_DOWNSCALE), self.device, train.seed, **options)
+            small = downscaled(scene, COARSE_DOWNSCALE)
+            self._coarse_pixels = PixelSampler(small, self.device, train.seed, radii=radii)
         self.pixels = self._coarse_pixels or self._full_pixels
         self.optimizer = Optimizer(self.model, config.optim, half_dtype=half_dtype(config, self.device))
         self.stepper = self._make_stepper(stages)
@@ -326,7 +327,7 @@ class Trainer:
         counts = [self.step, self.stepper.n_rays, self.rays, self.samples, self.skipped]
         counts = torch.tensor(counts, device=self.device)
         state = [*self.model.state_dict().values(), *self.optimizer.state_tensors().values()]
-        self.team.copy_from_first([counts, *state, *self._due_pixels.state_tensors()])
+        self.team.copy_from_first([counts, *state])
         self.step, self.stepper.n_rays, self.rays, self.samples, self.skipped = counts.tolist()
         self.optimizer.refresh_halves()
 
@@ -389,12 +390,7 @@ class Trainer:
 
     def save(self, folder: Path, *, score: float | None = None, keep: int = KEEP) -> Path:
         """Write a checkpoint into `folder`; see `nerfturbo.training.checkpoint`."""
-        return save_checkpoint(folder, self.state(score), self.model, self.state_tensors(), keep=keep)
-
-    def state_tensors(self) -> dict[str, Tensor]:
-        """The tensors of a checkpoint besides the model's: the optimizer's, and the errors that guide the draws."""
-        errors = self._due_pixels.error_map
-        return self.optimizer.state_tensors() | ({} if errors is None else {"error_map": errors.saved()})
+        return save_checkpoint(folder, self.state(score), self.model, self.optimizer.state_tensors(), keep=keep)
 
     def state(self, score: float | None = None) -> CheckpointState:
         """What a checkpoint holds besides tensors."""
@@ -420,16 +416,15 @@ class Trainer:
             with unpacked(checkpoint) as folder:
                 return self.resume(folder)
         self.stepper.forget()
-        self.restore(read_state(checkpoint), load_tensors(checkpoint, self.model, self.optimizer))
+        state = read_state(checkpoint)
+        load_tensors(checkpoint, self.model, self.optimizer)
+        self.restore(state)
 
-    def restore(self, state: CheckpointState, tensors: dict[str, Tensor]) -> None:
+    def restore(self, state: CheckpointState) -> None:
         """Take over a checkpoint whose model and optimizer are loaded, whatever this trainer has done before."""
         self._start_at(state.step, state.train_seconds)
         self.skipped, self.lr_factor = int(self.optimizer.skipped), state.lr_factor
         self.stepper.restart(min(state.n_rays, self.config.train.max_rays * self.team.world))
-        for pixels in (self._full_pixels, self._coarse_pixels):
-            if pixels is not None and pixels.error_map is not None:
-                pixels.error_map.load(tensors.get("error_map") if pixels is self._due_pixels else None)
 
 
 def load_model(

@@ -46,7 +46,7 @@ def config_with(what: str) -> Config:
         "depth": replace(config, loss=LossConfig(depth=0.5)),
         "cameras": replace(config, cameras=CORRECTED, photo=PhotoConfig(exposure=True)),
         "losses": replace(config, loss=LossConfig(distortion=0.1, opacity=0.1)),
-        "batches": replace(config, train=replace(train, accumulate=2, draw="error")),
+        "batches": replace(config, train=replace(train, accumulate=2)),
         "vanilla": replace(config, field=VanillaConfig(width=16, depth=2), loss=LossConfig(depth=0.5)),
     }[what]
 

@@ -72,7 +72,7 @@ def assert_trained_as_one_process_would(scene: Path, run: Path) -> None:
         trainer.fit()
     assert (saved.step, saved.n_rays) == (STEPS, trainer.stepper.n_rays)
     own = {f"model.{name}": value for name, value in trainer.model.state_dict().items()}
-    own |= {f"optimizer.{name}": value for name, value in trainer.state_tensors().items()}
+    own |= {f"optimizer.{name}": value for name, value in trainer.optimizer.state_tensors().items()}
     found = read_tensors(latest_checkpoint(run) / "tensors.safetensors")
     assert own.keys() == found.keys()  # weights beside weights, their means beside their means
     for name, value in own.items():

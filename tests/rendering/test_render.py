@@ -14,6 +14,7 @@ from nerfturbo.fields import InstantNGP
 from nerfturbo.ops.packed import packed_cumsum, packed_sum
 from nerfturbo.ops.positions import ray_aabb
 from nerfturbo.rendering import color_loss, ray_marching, render_rays, volume_rendering
+from nerfturbo.rendering.losses import weigh_gradient
 from nerfturbo.rendering.render import _sphere
 from nerfturbo.sampling import OccupancyGrid
 from nerfturbo.types import Aabb, PackedSamples, Rays
@@ -191,6 +192,21 @@ def test_loss_counts_only_kept_rays(kind: str):
     assert math.isclose(kept.item(), color_loss(rgb[:4], target[:4], kind=kind).item(), rel_tol=1e-5)  # type: ignore[arg-type]
     none = color_loss(rgb, target, kind=kind, n_rays_kept=torch.tensor(0, dtype=torch.int32))  # type: ignore[arg-type]
     assert none.item() == 0.0
+
+
+@pytest.mark.parametrize("kind", ["huber", "mse"])
+def test_loss_weighs_the_rays(kind: str):
+    rgb, target, weights = torch.rand(10, 3), torch.rand(10, 3), 2.0 * torch.rand(10)
+    each = torch.stack([color_loss(rgb[i : i + 1], target[i : i + 1], kind=kind) for i in range(10)])  # type: ignore[arg-type]
+    weighed = color_loss(rgb, target, kind=kind, weights=weights)  # type: ignore[arg-type]
+    assert math.isclose(weighed.item(), (weights * each).mean().item(), rel_tol=1e-5)
+
+
+def test_weighing_a_gradient_is_weighing_the_loss():
+    values, weights = torch.randn(5, 4, requires_grad=True), torch.rand(5)
+    (weighed,) = torch.autograd.grad(weigh_gradient(values, weights).square().sum(), values)
+    (direct,) = torch.autograd.grad((weights[:, None] * values.square()).sum(), values)
+    assert torch.allclose(weighed, direct)
 
 
 def test_density_with_an_extra_dimension_is_named():

@@ -128,7 +128,6 @@ CHANGES: dict[str, Any] = {
     "train.coarse_fraction": 0.5,
     "train.compress_gradients": "bf16",
     "train.background": "white",
-    "train.draw": "error",
     "train.seed": 1,
     "cameras.refine": True,
     "cameras.focal": True,

@@ -437,6 +437,9 @@ def test_a_config_with_a_precision_comes_back_from_json() -> None:
     assert from_dict(Config, {"train": {"rays_per_pixel": 1}}) == Config()  # a value that went, as nobody chose it
     with pytest.raises(InputError, match=r"config.train.rays_per_pixel: expected one of accumulate"):
         from_dict(Config, {"train": {"rays_per_pixel": 4}})
+    assert from_dict(Config, {"train": {"draw": "error", "steps": 7}}).train.steps == 7  # what it trained is a field
+    with pytest.raises(InputError, match=r"config.train.draw: expected one of accumulate"):
+        from_dict(Config, {"train": {"draw": "best"}})
     with pytest.raises(InputError, match=r"field\.subdivide_at"):
         from_dict(Config, {"field": {"kind": "voxels", "resolutions": [8, 16], "subdivide_at": ["half"]}})
     with pytest.raises(InputError, match=r"train\.precision"):

@@ -63,9 +63,8 @@ def test_without_weights_no_regulariser_runs(monkeypatch: pytest.MonkeyPatch) ->
         one_loss(replace(tiny_config(), loss=LossConfig(distortion=1.0)))
 
 
-@pytest.mark.parametrize("draw", ["uniform", "error"])
-def test_regularisers_add_their_own_value(draw: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = changed(tiny_config(), "train", draw=draw)
+def test_regularisers_add_their_own_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_config()
     rules: list[tuple[RayLossRule, float]] = []
 
     def watched(raw, samples, rule, **options):
@@ -258,16 +257,13 @@ def test_the_loss_is_that_of_the_rays_that_were_kept(kind: str) -> None:
     error = (rgb - target)[:42]
     assert float(loss) == pytest.approx(float(error.square().mean()), rel=1e-4)
     assert float(mse) == pytest.approx(float(loss), rel=1e-6)
-    weighed = replace(batch, weights=torch.arange(64.0))
-    loss, _ = chain.render_and_compare(made.model, weighed, samples, background, None)
-    assert float(loss) == pytest.approx(float((error.square().mean(-1) * torch.arange(42.0)).mean()), rel=1e-4)
     loss.backward()
     assert all(bool(torch.isfinite(parameter.grad).all()) for parameter in made.model.parameters())
 
 
-def test_training_on_hard_pixels_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     config = coarse(tiny_config(steps=50), monkeypatch)
-    made = Trainer(changed(config, "train", draw="error"), ball_scene())
+    made = Trainer(config, ball_scene())
     losses: list[float] = []
     made.callbacks.append(lambda _, record: losses.append(record.mse))
     made.fit()

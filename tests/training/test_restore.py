@@ -1,7 +1,8 @@
-"""A checkpoint that is restored into a trainer that went on, and the map of errors that goes along."""
+"""A checkpoint that is restored into a trainer that went on."""
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from dataclasses import replace
@@ -17,7 +18,7 @@ from nerfturbo.errors import CheckpointError
 from nerfturbo.ops import use_backend
 from nerfturbo.training.callbacks import every, save_checkpoints
 from nerfturbo.training.checkpoint import list_checkpoints
-from nerfturbo.training.trainer import Trainer
+from nerfturbo.training.trainer import Trainer, load_model
 
 from ..tiny import ball_scene, tiny_config
 from .workers import QUIET
@@ -35,7 +36,7 @@ def _shorter(monkeypatch: pytest.MonkeyPatch) -> object:
 
 
 def scene(size: int = 32) -> Any:
-    return ball_scene(size=size)  # several tiles of the error map
+    return ball_scene(size=size)
 
 
 def config_of(kind: str) -> Config:
@@ -49,8 +50,7 @@ def config_of(kind: str) -> Config:
         grid = replace(config.grid, cull_unseen=True, resolution=24)
         train = replace(config.train, batch_samples=1 << 13, max_rays=256)
         return replace(config, grid=grid, train=train, field=replace(config.field, initial_density=100.0))
-    changes = {"plain": {}, "coarse": {"coarse_fraction": 0.5}, "error": {"draw": "error"}}
-    changes["both"] = changes["coarse"] | changes["error"]
+    changes = {"plain": {}, "coarse": {"coarse_fraction": 0.5}}
     return replace(config, train=replace(config.train, **changes[kind]))
 
 
@@ -59,14 +59,12 @@ def assert_same(one: Trainer, two: Trainer) -> None:
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
         assert torch.equal(found[name], value), name
-    maps = [t.pixels.state_tensors() for t in (one, two)]
-    assert all(torch.equal(a, b) for a, b in zip(*maps, strict=True))
     assert one.pixels.scene.images.n_pixels == two.pixels.scene.images.n_pixels
     counts = [(t.step, t.stepper.n_rays, t.rays, t.samples, t.skipped, t.should_stop) for t in (one, two)]
     assert counts[0] == counts[1]
 
 
-KINDS = ["plain", "coarse", "error", "both", "voxels", "factor", "culled"]
+KINDS = ["plain", "coarse", "voxels", "factor", "culled"]
 
 
 def resumed_losses(trainer: Trainer, checkpoint: Path) -> list[float]:
@@ -93,6 +91,18 @@ def test_an_earlier_checkpoint_restores_into_a_trainer_that_went_on(tmp_path: Pa
     assert_same(used, fresh)
 
 
+def test_a_checkpoint_of_error_guided_draws_opens_and_resumes(tmp_path: Path) -> None:
+    trainer = Trainer(config_of("plain"), scene())
+    path = trainer.save(tmp_path)
+    tensors, state = load_file(path / "tensors.safetensors"), json.loads((path / "state.json").read_text())
+    save_file(tensors | {"optimizer.error_map": torch.zeros(3, 27)}, path / "tensors.safetensors")
+    state["config"]["train"]["draw"] = "error"
+    (path / "state.json").write_text(json.dumps(state))
+    assert load_model(path).config == trainer.model.config
+    trainer.resume(path)
+    assert trainer.step == 0
+
+
 def test_what_the_optimizer_lacks_is_named(tmp_path: Path) -> None:
     trainer = Trainer(config_of("plain"), scene())
     path = trainer.save(tmp_path)
@@ -103,7 +113,7 @@ def test_what_the_optimizer_lacks_is_named(tmp_path: Path) -> None:
         trainer.resume(path)
 
 
-@pytest.mark.parametrize("kind", ["plain", "coarse", "error", "both"])
+@pytest.mark.parametrize("kind", ["plain", "coarse"])
 def test_a_restored_run_is_the_one_that_never_stopped(tmp_path: Path, kind: str) -> None:
     config = config_of(kind)
     whole = Trainer(config, scene())
@@ -118,7 +128,7 @@ def test_a_restored_run_is_the_one_that_never_stopped(tmp_path: Path, kind: str)
 
 @pytest.mark.filterwarnings(*WARNINGS)
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
-@pytest.mark.parametrize("kind", ["coarse", "both", "voxels"])
+@pytest.mark.parametrize("kind", ["coarse", "voxels"])
 def test_under_lightning_too(tmp_path: Path, kind: str, captured: bool) -> None:
     pl = pytest.importorskip("lightning.pytorch", reason="lightning is an extra and not installed")
     from lightning.pytorch.callbacks import ModelCheckpoint

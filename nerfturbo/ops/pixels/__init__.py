@@ -4,15 +4,9 @@ Ray i of a step looks through the centre of pixel floor(n_pixels * u_i) of the p
 step, i): ranks, devices and resumed runs see the same pixels. Poses look along -z with y
 up; directions have unit length.
 
-`choose_pixels` draws among some pixels only, or hard ones more often. With a mask of n pixels, ray i takes the
-floor(n u_i)-th of them: the mask is one bit per pixel and a running count per 64, so that the k-th pixel is found by a
-binary search and never by trying again. With a guide, a tile (a square of pixels of one picture) is drawn with
-probability share_t / total, then one of its pixels uniformly. Any mean over the pixels is still estimated without bias
-if each ray counts `weights` times:
-
-    weights = (1 / n) / (share_t / total / pixels of the tile),   0 where the mask excludes the pixel.
-
-Shares are integers, so that sums over any number of tiles are exact and every backend draws the same tile.
+`choose_pixels` draws among some pixels only: with a mask of n pixels, ray i takes the floor(n u_i)-th of them. The mask
+is one bit per pixel and a running count per 64, so that the k-th pixel is found by a binary search and never by trying
+again.
 """
 
 from dataclasses import dataclass
@@ -53,30 +47,6 @@ class PixelMask:
         return PixelMask(self.words.to(device), self.before.to(device), self.n_drawable)
 
 
-@dataclass(frozen=True)
-class PixelGuide:
-    """Tiles of the pictures and how often each is drawn. `ends` may change in place between draws."""
-
-    ends: Tensor  # (n_tiles,) int64, shares summed up to and with each tile; the last, their total, is below 2^38
-    first_tiles: Tensor  # (n_images + 1,) int64, first tile of each picture; row-major within it
-    tile: int  # side of a tile in pixels; tiles at the right and lower edges are smaller
-    n_drawable: int  # pixels of the pool that may be drawn
-
-    def __post_init__(self) -> None:
-        check_dtype("ends", self.ends, torch.int64)
-        check_dtype("first_tiles", self.first_tiles, torch.int64)
-        check_device(ends=self.ends, first_tiles=self.first_tiles)
-        refuse(self.tile < 1, "tile", "a side of at least 1 pixel", self.tile)
-
-
-class ChosenPixels(NamedTuple):
-    """Result of `choose_pixels`; the last two are None without a guide."""
-
-    indices: Tensor  # (n_rays,) int64 into the pool
-    weights: Tensor | None  # (n_rays,) fp32, how much each ray counts
-    tiles: Tensor | None  # (n_rays,) int64
-
-
 def count_bits(words: Tensor) -> Tensor:
     """(n,) int64: how many bits of each int64 word are set."""
     words = words - ((words >> 1) & 0x5555555555555555)
@@ -106,24 +76,15 @@ def unpack_words(words: Tensor, first: int, last: int) -> Tensor:
 
 
 def choose_pixels(
-    offsets: Tensor,
-    widths: Tensor,
-    n_rays: int,
-    *,
-    mask: PixelMask | None = None,
-    guide: PixelGuide | None = None,
-    seed: int,
-    step: int | Tensor,
-    first: int = 0,
-) -> ChosenPixels:
-    """Pixels for rays first ... first + n_rays - 1 of this step's batch; never waits for the device. Pictures as in
-    `PixelPool`: `offsets` (n_images + 1,) int64 and `widths` (n_images,) int64."""
+    offsets: Tensor, n_rays: int, *, mask: PixelMask | None = None, seed: int, step: int | Tensor, first: int = 0
+) -> Tensor:
+    """(n_rays,) int64 into the pool: pixels for rays first ... first + n_rays - 1 of this step's batch; never waits for
+    the device. `offsets` (n_images + 1,) int64 as in `PixelPool`."""
     refuse(n_rays < 0, "n_rays", "a count >= 0", n_rays)
-    check_tensor("offsets", offsets, (widths.shape[0] + 1,), torch.int64)
-    words, ends = None if mask is None else mask.words, None if guide is None else guide.ends
-    check_device(offsets=offsets, widths=widths, mask=words, guide=ends)
+    check_tensor("offsets", offsets, (offsets.shape[0],), torch.int64)
+    check_device(offsets=offsets, mask=None if mask is None else mask.words)
     choose = implementation("pixels", "choose_pixels", offsets)
-    return ChosenPixels(*choose(offsets, widths, n_rays, mask=mask, guide=guide, seed=seed, step=step, first=first))
+    return choose(offsets, n_rays, mask=mask, seed=seed, step=step, first=first)
 
 
 @dataclass(frozen=True)

@@ -52,52 +52,21 @@ def _masked(first, last, words, masks, before, pixels):
 
 
 @jit(exact=True)
-def _guided(first, last, words, masks, n_drawable, ends, first_tiles, side, offsets, widths, pixels, weights, tiles):
-    """An empty `masks` lets every pixel count."""
-    total = ends[ends.shape[0] - 1]
-    for ray in range(first, last):
-        goal = _scaled(words, ray, total)
-        tile = np.int64(0) if goal < ends[0] else _last_not_above(ends, goal) + 1
-        share = ends[tile] if tile == 0 else ends[tile] - ends[tile - 1]
-        image = _last_not_above(first_tiles, tile)
-        width = widths[image]
-        height = (offsets[image + 1] - offsets[image]) // width
-        across = (width + side - 1) // side
-        local = tile - first_tiles[image]
-        top, left = (local // across) * side, (local % across) * side
-        columns, rows = min(width - left, side), min(height - top, side)
-        inside = (np.int64(words[ray, 2] >> _SHIFT) * (columns * rows)) >> BITS
-        pixel = offsets[image] + (top + inside // columns) * width + left + inside % columns
-        weight = np.float64(total) * np.float64(columns * rows) / (np.float64(share) * np.float64(n_drawable))
-        if masks.shape[0] and not (masks[pixel // WORD] >> (pixel % WORD)) & 1:
-            weight = 0.0
-        pixels[ray], weights[ray], tiles[ray] = pixel, np.float32(weight), tile
-
-
-@jit(exact=True)
 def _uniform(first, last, words, n, pixels):
     for ray in range(first, last):
         pixels[ray] = _scaled(words, ray, n)
 
 
 @torch.no_grad()
-def choose_pixels(
-    offsets, widths, n_rays, *, mask, guide, seed, step, first
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    drawn = torch.empty(n_rays, 3, dtype=torch.int32)
+def choose_pixels(offsets, n_rays, *, mask, seed, step, first) -> Tensor:
+    drawn = torch.empty(n_rays, 2, dtype=torch.int32)
     draw(drawn, seed=seed, stream=int(Stream.PIXELS), step=step, first=first)
-    words = drawn.numpy().view(np.uint32)
-    pixels, weights, tiles = torch.empty(n_rays, dtype=torch.int64), None, None
-    if guide is not None:
-        weights, tiles = torch.empty(n_rays), torch.empty(n_rays, dtype=torch.int64)
-        masks = np.empty(0, np.int64) if mask is None else mask.words
-        tiled = (np.int64(guide.n_drawable), guide.ends, guide.first_tiles, np.int64(guide.tile))
-        launch(_guided, n_rays, CHUNK, words, masks, *tiled, offsets, widths, pixels, weights, tiles)
-    elif mask is not None:
+    words, pixels = drawn.numpy().view(np.uint32), torch.empty(n_rays, dtype=torch.int64)
+    if mask is not None:
         launch(_masked, n_rays, CHUNK, words, mask.words, mask.before, pixels)
     else:
         launch(_uniform, n_rays, CHUNK, words, np.int64(offsets[-1]), pixels)
-    return pixels, weights, tiles
+    return pixels
 
 
 @jit(exact=True)

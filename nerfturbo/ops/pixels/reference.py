@@ -10,21 +10,16 @@ from . import WORD
 BITS = 24  # of a float32 uniform
 
 
-def choose_pixels(
-    offsets, widths, n_rays, *, mask, guide, seed, step, first
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def choose_pixels(offsets, n_rays, *, mask, seed, step, first) -> Tensor:
     uniform = torch.empty(n_rays, 4, device=offsets.device)
     draw(uniform, seed=seed, stream=int(Stream.PIXELS), step=step, first=first)
     words = (uniform * float(1 << BITS)).long()  # (n_rays, 4)
-    if guide is not None:
-        return _guided(offsets, widths, words, mask, guide)
     if mask is not None:
         rank = scale(words, mask.n_drawable)
         word = torch.searchsorted(mask.before, rank, right=True) - 1
         bits = (mask.words[word][:, None] >> torch.arange(WORD, device=rank.device)) & 1
-        return word * WORD + (bits.cumsum(-1) <= (rank - mask.before[word])[:, None]).sum(-1), None, None
-    # A tensor, so that nothing waits for the device.
-    return scale(words, offsets[-1]), None, None
+        return word * WORD + (bits.cumsum(-1) <= (rank - mask.before[word])[:, None]).sum(-1)
+    return scale(words, offsets[-1])  # a tensor: nothing waits for the device
 
 
 def scale(words: Tensor, n: int | Tensor) -> Tensor:
@@ -32,28 +27,6 @@ def scale(words: Tensor, n: int | Tensor) -> Tensor:
     integers, so that every device rounds the same way."""
     high, low = words[:, 0], words[:, 1]
     return (high * n + ((low * n) >> BITS)) >> BITS
-
-
-def _guided(offsets, widths, words, mask, guide) -> tuple[Tensor, Tensor, Tensor]:
-    total = guide.ends[-1]
-    tile = torch.searchsorted(guide.ends, scale(words, total), right=True)
-    share = guide.ends[tile] - torch.where(tile > 0, guide.ends[(tile - 1).clamp_min(0)], 0)
-    image = torch.searchsorted(guide.first_tiles, tile, right=True) - 1
-    width = widths[image]
-    height = torch.div(offsets[image + 1] - offsets[image], width, rounding_mode="floor")
-    across = torch.div(width + guide.tile - 1, guide.tile, rounding_mode="floor")
-    local = tile - guide.first_tiles[image]
-    tile_row = torch.div(local, across, rounding_mode="floor")
-    top, left = tile_row * guide.tile, (local - tile_row * across) * guide.tile
-    columns, rows = (width - left).clamp_max(guide.tile), (height - top).clamp_max(guide.tile)
-    inside = (words[:, 2] * (columns * rows)) >> BITS
-    row = torch.div(inside, columns, rounding_mode="floor")
-    pixel = offsets[image] + (top + row) * width + left + (inside - row * columns)
-    weights = (total.double() * (columns * rows).double() / (share.double() * guide.n_drawable)).float()
-    if mask is not None:
-        flag = (mask.words[torch.div(pixel, WORD, rounding_mode="floor")] >> (pixel % WORD)) & 1
-        weights = weights * flag
-    return pixel, weights, tile
 
 
 def draw_pixels(pool, n_rays, *, seed, step, first, indices) -> tuple[Tensor, Tensor, Tensor, Tensor]:

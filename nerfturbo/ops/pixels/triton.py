@@ -1,5 +1,5 @@
 """Pixels and their rays: random bits, binary searches, camera and colour in one launch; a program = BLOCK rays.
-Integers decide the pixel, so that the draws equal the reference bit for bit; weights and rays to rounding. No
+Integers decide the pixel, so that the draws equal the reference bit for bit; rays to rounding. No
 atomics."""
 
 import torch
@@ -58,12 +58,12 @@ def _nth_bit(b_word, b_rest):
 
 @triton.jit
 def _draw(p_step, n_rays, step, stream, seed_low, seed_high, first, BLOCK: tl.constexpr):
-    """The rays of this program, which of them there are, and the four random words of each."""
+    """The rays of this program, which of them there are, and two random words of each."""
     i_ray, m_ray = own_block(n_rays, BLOCK)
     if p_step is not None:
         step = tl.load(p_step)
-    b_word0, b_word1, b_word2, b_word3 = philox(i_ray.to(tl.int64) + first, step, stream, seed_low, seed_high)
-    return i_ray, m_ray, b_word0, b_word1, b_word2, b_word3
+    b_word0, b_word1, _2, _3 = philox(i_ray.to(tl.int64) + first, step, stream, seed_low, seed_high)
+    return i_ray, m_ray, b_word0, b_word1
 
 
 @launchable(do_not_specialize=[*_DRAW, "n_words"])
@@ -71,7 +71,7 @@ def _masked_kernel(
     p_words, p_before, p_step, p_pixels, n_rays, n_words, step, stream, seed_low, seed_high, first,
     STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i_ray, m_ray, b_word0, b_word1, _2, _3 = _draw(p_step, n_rays, step, stream, seed_low, seed_high, first, BLOCK)
+    i_ray, m_ray, b_word0, b_word1 = _draw(p_step, n_rays, step, stream, seed_low, seed_high, first, BLOCK)
     b_rank = _scaled(b_word0, b_word1, tl.load(p_before + n_words))
     i_word = _last_not_above(p_before, n_words + 1, b_rank, m_ray, STEPS, BLOCK)
     b_rest = b_rank - tl.load(p_before + i_word, mask=m_ray, other=0)
@@ -79,46 +79,11 @@ def _masked_kernel(
     tl.store(p_pixels + i_ray, i_word * 64 + _nth_bit(b_flags, b_rest), mask=m_ray)
 
 
-@launchable(do_not_specialize=[*_DRAW, "n_tiles", "n_drawable", "n_images", "side"])
-def _guided_kernel(
-    p_words, p_ends, p_first_tiles, p_offsets, p_widths, p_step, p_pixels, p_weights, p_tiles,
-    n_rays, n_tiles, n_drawable, n_images, side, step, stream, seed_low, seed_high, first,
-    TILE_STEPS: tl.constexpr, IMAGE_STEPS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    i_ray, m_ray, b_word0, b_word1, b_word2, _3 = _draw(p_step, n_rays, step, stream, seed_low, seed_high, first, BLOCK)
-    total = tl.load(p_ends + n_tiles - 1)
-    b_goal = _scaled(b_word0, b_word1, total)
-    i_tile = _last_not_above(p_ends, n_tiles, b_goal, m_ray, TILE_STEPS, BLOCK)
-    i_tile = tl.where(b_goal < tl.load(p_ends), 0, i_tile + 1)
-    b_before = tl.load(p_ends + i_tile - 1, mask=m_ray & (i_tile > 0), other=0)
-    b_share = tl.load(p_ends + i_tile, mask=m_ray, other=1) - b_before
-
-    i_image = _last_not_above(p_first_tiles, n_images + 1, i_tile, m_ray, IMAGE_STEPS, BLOCK)
-    b_offset = tl.load(p_offsets + i_image, mask=m_ray, other=0)
-    b_width = tl.load(p_widths + i_image, mask=m_ray, other=1)
-    b_height = (tl.load(p_offsets + i_image + 1, mask=m_ray, other=1) - b_offset) // b_width
-    b_across = (b_width + side - 1) // side
-    b_local = i_tile - tl.load(p_first_tiles + i_image, mask=m_ray, other=0)
-    b_top = (b_local // b_across) * side
-    b_left = (b_local % b_across) * side
-    b_columns = tl.minimum(b_width - b_left, side)
-    b_area = b_columns * tl.minimum(b_height - b_top, side)
-    b_inside = ((b_word2 >> 8).to(tl.int64) * b_area) >> 24
-    i_pixel = b_offset + (b_top + b_inside // b_columns) * b_width + b_left + b_inside % b_columns
-    b_weight = total.to(tl.float32) / n_drawable.to(tl.float32) * b_area.to(tl.float32) / b_share.to(tl.float32)
-    if p_words is not None:
-        b_flags = tl.load(p_words + i_pixel // 64, mask=m_ray, other=0)
-        b_weight = tl.where(((b_flags >> (i_pixel % 64)) & 1) != 0, b_weight, 0.0)
-    tl.store(p_pixels + i_ray, i_pixel, mask=m_ray)
-    tl.store(p_weights + i_ray, b_weight, mask=m_ray)
-    tl.store(p_tiles + i_ray, i_tile, mask=m_ray)
-
-
 @launchable(do_not_specialize=[*_DRAW, "n_images"])
 def _uniform_kernel(
     p_offsets, p_step, p_pixels, n_rays, n_images, step, stream, seed_low, seed_high, first, BLOCK: tl.constexpr
 ):
-    i_ray, m_ray, b_word0, b_word1, _2, _3 = _draw(p_step, n_rays, step, stream, seed_low, seed_high, first, BLOCK)
+    i_ray, m_ray, b_word0, b_word1 = _draw(p_step, n_rays, step, stream, seed_low, seed_high, first, BLOCK)
     tl.store(p_pixels + i_ray, _scaled(b_word0, b_word1, tl.load(p_offsets + n_images)), mask=m_ray)
 
 
@@ -126,34 +91,20 @@ def _search_steps(n: int) -> int:
     return max(1, (n - 1).bit_length() + 1)
 
 
-def choose_pixels(
-    offsets, widths, n_rays, *, mask, guide, seed, step, first
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    device, n_images = offsets.device, widths.shape[0]
+def choose_pixels(offsets, n_rays, *, mask, seed, step, first) -> Tensor:
     p_step, words = counter_words(seed, Stream.PIXELS, step)
-    pixels = torch.empty(n_rays, dtype=torch.int64, device=device)
-    weights = tiles = None
-    if guide is not None:
-        weights, tiles = torch.empty(n_rays, device=device), torch.empty_like(pixels)
+    pixels, grid = torch.empty(n_rays, dtype=torch.int64, device=offsets.device), (cdiv(n_rays, BLOCK),)
     if n_rays == 0:
-        return pixels, weights, tiles
-    grid = (cdiv(n_rays, BLOCK),)
-    if guide is not None:
-        n_tiles = guide.ends.shape[0]
-        _guided_kernel[grid](
-            None if mask is None else mask.words, guide.ends, guide.first_tiles, offsets, widths, p_step,
-            pixels, weights, tiles, n_rays, n_tiles, guide.n_drawable, n_images, guide.tile, *words, first,
-            TILE_STEPS=_search_steps(n_tiles), IMAGE_STEPS=_search_steps(n_images + 1), BLOCK=BLOCK,
-        )  # fmt: skip
-    elif mask is not None:
+        return pixels
+    if mask is not None:
         n_words = mask.words.shape[0]
         steps = _search_steps(n_words + 1)
         _masked_kernel[grid](
             mask.words, mask.before, p_step, pixels, n_rays, n_words, *words, first, STEPS=steps, BLOCK=BLOCK
         )
     else:
-        _uniform_kernel[grid](offsets, p_step, pixels, n_rays, n_images, *words, first, BLOCK=BLOCK)
-    return pixels, weights, tiles
+        _uniform_kernel[grid](offsets, p_step, pixels, n_rays, offsets.shape[0] - 1, *words, first, BLOCK=BLOCK)
+    return pixels
 
 
 @launchable(do_not_specialize=[*_DRAW, "n_pixels", "n_images"])
@@ -162,7 +113,7 @@ def _draw_kernel(
     p_images, n_rays, n_pixels, n_images, step, stream, seed_low, seed_high, first,
     CHANNELS: tl.constexpr, SEARCH_STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    i_ray, m_ray, b_word0, b_word1, _2, _3 = _draw(p_step, n_rays, step, stream, seed_low, seed_high, first, BLOCK)
+    i_ray, m_ray, b_word0, b_word1 = _draw(p_step, n_rays, step, stream, seed_low, seed_high, first, BLOCK)
     if p_indices is not None:
         i_pixel = tl.load(p_indices + i_ray, mask=m_ray, other=0)
     else:

@@ -8,12 +8,11 @@ from . import CompileCase
 
 
 def _cases() -> list[CompileCase]:
-    types = "*i64 p_words p_before p_ends p_first_tiles p_offsets p_widths p_step p_pixels p_tiles p_indices p_images, "
-    types += "i32 step stream seed_low seed_high first side"
+    types = "*i64 p_words p_before p_offsets p_widths p_step p_pixels p_indices p_images, "
+    types += "i32 step stream seed_low seed_high first"
     draw, bytes_ = {"CHANNELS": 4, "SEARCH_STEPS": 8, "BLOCK": kernels.BLOCK}, f"{types}, *u8 p_pixels"
     return [
         CompileCase(kernels._masked_kernel, types, {"STEPS": 22, "BLOCK": kernels.BLOCK}, 4),
-        CompileCase(kernels._guided_kernel, types, {"TILE_STEPS": 20, "IMAGE_STEPS": 8, "BLOCK": kernels.BLOCK}, 4),
         CompileCase(kernels._uniform_kernel, types, {"BLOCK": kernels.BLOCK}, 4),
         CompileCase(kernels._draw_kernel, bytes_, draw | {"p_indices": None}, 4, name="drawn"),
         CompileCase(kernels._draw_kernel, bytes_, draw, 4, name="chosen"),
