@@ -41,12 +41,12 @@ SECONDS = 60  # that the tests of one bug may take beyond four times their own; 
 NEAR: dict[str, str] = {
     "ops/composite/reference.py": "ops/test_composite.py ops/test_merge_weak_samples.py",
     "ops/composite_loss/reference.py": "ops/test_composite_loss.py ops/test_ray_losses.py",
-    "ops/hash_encode/reference.py": "ops/test_hash_encode.py ops/test_fade_levels.py",
+    "ops/hash_encode/reference.py": "ops/test_hash_encode.py ops/test_fade_levels.py kernels/test_hash_encode.py",
     "ops/intervals/reference.py": "ops/test_intervals.py ops/test_importance.py sampling/test_proposals.py",
     "ops/march/reference.py": "ops/test_march.py ops/test_occupancy.py",
     "ops/mlp/reference.py": "ops/test_fused_mlp.py",
     "ops/ngp/reference.py": "ops/test_ngp_field.py ops/test_ngp_visibility.py ops/test_ngp_query.py",
-    "ops/packed/reference.py": "ops/test_packed.py ops/test_gather.py",
+    "ops/packed/reference.py": "ops/test_packed.py ops/test_gather.py ops/test_merge_weak_samples.py",
     "ops/pixels/reference.py": "ops/test_draw_pixels.py ops/test_choose_pixels.py ops/test_camera_rays.py",
     "ops/positions/reference.py": "ops/test_sample_positions.py ops/test_aabb.py",
     "ops/random/reference.py": "ops/test_random.py",
@@ -93,7 +93,8 @@ MORE = {
     "data/placement.py": "data/test_decisions.py data/test_conventions.py data/test_ndc.py",
     "data/formats/colmap.py": "data/test_capture_folders.py",
     "data/formats/llff.py": "cli/test_hostile.py::test_pickles_and_boastful_headers_are_refused",
-    "data/formats/transforms.py": "data/test_capture_folders.py data/test_exported_formats.py",
+    "data/formats/transforms.py": "data/test_capture_folders.py data/test_exported_formats.py "
+    "data/test_hostile_folders.py::test_images_lie_elsewhere_under_other_endings",
     "evaluation/metrics.py": "evaluation/test_baselines.py",
     "ops/mlp/reference.py": "kernels/test_wide_mlp.py fields/test_fields.py",
     "ops/ngp/reference.py": "ops/test_ngp_logits.py",
@@ -108,6 +109,7 @@ KERNELS = {
     "hash_encode": "kernels/test_hash_encode.py ops/test_hash_encode.py ops/test_fade_levels.py",
     "march": "kernels/test_march.py ops/test_march.py ops/test_occupancy.py",
     "composite": "kernels/test_composite.py ops/test_composite.py ops/test_merge_weak_samples.py",
+    "packed": "kernels/test_packed.py ops/test_packed.py ops/test_merge_weak_samples.py",
 }
 NEAR |= {f"ops/{name}/triton.py": KERNELS.get(name, f"kernels/test_{name}.py ops/test_{name}.py") for name in TRITON}
 NEAR["ops/adam/triton.py"] = "kernels/test_adam.py ops/test_step_state.py"
@@ -231,7 +233,7 @@ def planted(source: str, seed: str, number: int | Row) -> tuple[Row, str] | None
     bugs = bugs_of(tree)
     if isinstance(number, dict):
         same, wanted = [], [x for x in number["change"] if x[0] in "+-"]
-        for at in range(len(bugs)):
+        for at in (at for at, (_, what, *_) in enumerate(bugs) if number["bug"].endswith(f": {what}")):
             found = _plant(ast.parse(source), at)
             if [x for x in found[0]["change"] if x[0] in "+-"] == wanted:
                 same.append(found)

@@ -95,7 +95,6 @@ class StabilityGuard:
     def __init__(self, precision: str) -> None:
         self.watch = ScaleWatch(precision)
         self._named = False
-        self._start = (0, 0)  # steps made and skipped before this run
 
     def __call__(self, trainer: Trainer, record: StepRecord) -> None:
         advice = self.watch.see(record.step, record.skipped, record.loss_scale)
@@ -117,7 +116,7 @@ class StabilityGuard:
 
     def start(self, trainer: Trainer) -> None:
         """At the start of a run, perhaps a resumed one."""
-        self._start = (trainer.step, int(trainer.optimizer.skipped))
+        self._start = (trainer.step, int(trainer.optimizer.skipped))  # steps made and skipped before
         self.watch, self._named = ScaleWatch(self.watch.precision, self.watch.rule), False
 
     def finish(self, trainer: Trainer) -> None:

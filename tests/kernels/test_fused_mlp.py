@@ -94,9 +94,10 @@ def test_deterministic_mode_matches_reference(kernel_device: torch.device) -> No
 
 
 def test_too_large_a_network_is_refused(kernel_device: torch.device) -> None:
-    inputs, weights = make((16, 256, 3), 2, kernel_device)
-    with use_backend("triton"), pytest.raises(InputError, match="wide"):
-        fused_mlp(inputs, weights)
+    for widths in ((16, 256, 3), (256, 3), (16, 256)):
+        inputs, weights = make(widths, 2, kernel_device)
+        with use_backend("triton"), pytest.raises(InputError, match="wide"):
+            fused_mlp(inputs, weights)
 
 
 @pytest.mark.gpu

@@ -150,14 +150,14 @@ def test_a_sink_takes_the_gradients_and_unused_rows_give_none(target: Target, ha
         flag = torch.zeros((), device=target.device)
         sink = GradientSink(tuple(torch.ones_like(table).detach() for table in tables), flag)
         copy = None if half is None else tables.color.detach().to(half)
+        positions, basis = (given[name].clone().requires_grad_() for name in ("positions", "basis"))
         with use_backend(backend):  # type: ignore[arg-type]
-            out = voxel_lookup(
-                given["positions"], given["basis"], rays, tables, index, half=copy, sink=sink, n_used=count
-            )
+            out = voxel_lookup(positions, basis, rays, tables, index, half=copy, sink=sink, n_used=count)
             out.backward(grad)
         assert tables.density.grad is None and tables.color.grad is None and flag.item() == 0.0
-        found[backend] = [out.detach(), *sink.buffers]
-    for name, got, want in zip(("value", "density", "color"), found[target.backend], found["reference"], strict=True):
+        found[backend] = [out.detach(), *sink.buffers, positions.grad, basis.grad]
+    names = ("value", "density", "color", "positions", "basis")
+    for name, got, want in zip(names, found[target.backend], found["reference"], strict=True):
         assert_close(name, got, want, 1e-3 if half else 1e-4)
 
 

@@ -186,6 +186,19 @@ def test_the_optimizer_of_other_loops_follows_its_groups() -> None:
     assert [group["lr"] for group in other.param_groups] == expected
 
 
+def test_a_scale_of_others_is_divided_by() -> None:
+    """A GradScaler has scaled the loss; without clipping too the update is that of the gradient itself."""
+    moments = []
+    for scale in (None, torch.tensor(64.0)):
+        made = trainer().optimizer
+        for buffer in made.buffers:
+            buffer.grads.fill_(1e-3 if scale is None else 64e-3)
+        made.step(scale)
+        moments.append(made.buffers[0].state.first)
+    torch.testing.assert_close(*moments)
+    assert moments[0].any()
+
+
 def test_a_sampler_that_knows_how_many_rays_fill_a_batch_limits_them() -> None:
     model = Trainer(tiny_config(), ball_scene()).model
     assert ray_budget(model).max_rays == 64

@@ -17,7 +17,7 @@ from nerfturbo.errors import InputError
 from nerfturbo.ops import use_backend
 from nerfturbo.ops.adam import ScaleRule
 from nerfturbo.training import Trainer
-from nerfturbo.training.loss import Stages, render_and_compare
+from nerfturbo.training.loss import Stages, draw_batch, render_and_compare
 from nerfturbo.training.precision import resolve_precision
 from nerfturbo.training.stability import (
     FALLS,
@@ -327,7 +327,11 @@ def test_a_run_whose_last_steps_are_not_finite_has_not_succeeded() -> None:
         made.reconfigure(replace(made.config, train=replace(made.config.train, steps=1)))
         with pytest.raises(UnstableError, match="1 of 1 steps were not finite"):
             made.fit()
-        summary = poisoned(training("fp32"), range(30, 33)).fit()
+        made = poisoned(training("fp32"), range(30, 33))
+        summary = made.fit()
+        made.reconfigure(replace(made.config, train=replace(made.config.train, steps=41)))
+        with pytest.raises(UnstableError, match="1 of 1 steps were not finite"):  # of this run, not of all
+            poisoned(made, range(40, 41)).fit()
     assert (summary.steps, summary.skipped) == (40, 3)
 
 
@@ -348,10 +352,17 @@ def test_a_table_gradient_from_a_term_of_one_s_own_is_checked(precision: str) ->
 
 
 def test_the_first_bad_tensor_is_found_in_the_order_of_the_step() -> None:
+    drawn: list[int] = []
+
+    def draw(pixels: Any, step: Any, share: Any) -> Any:
+        drawn.append(int(step))
+        return draw_batch(pixels, step, share)
+
     with use_backend("reference"):
-        made = training("fp32")
+        made = Trainer(training("fp32").config, ball_scene(), stages=Stages(draw=draw))
         made.fit()
         assert first_bad_tensor(made).startswith("none any more")
+        assert drawn[-2:] == [39, 39]  # the last step's work again
         assert all(float(buffer.grads.abs().sum()) == 0.0 for buffer in made.optimizer.buffers)
         made.model.field.encoding.table.data[0, 0] = float("inf")
         assert first_bad_tensor(made) == "parameter field.encoding.table"

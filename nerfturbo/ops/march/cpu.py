@@ -61,8 +61,8 @@ def _mark_bricks(bits, resolution, bricks):
                 while z < resolution:
                     i = row + z
                     word = bits[i >> 5] >> np.uint32(i & 31)
-                    if word == 0 and i & 31 == 0 and z + 32 <= resolution:
-                        z += 32
+                    if word == 0:
+                        z += 32 - (i & 31)
                         continue
                     if word & np.uint32(15):
                         bricks[level, x // BRICK, y // BRICK, z // BRICK] = True
