@@ -311,7 +311,7 @@ def gpu_figures() -> str:
 
 def cpu_figures() -> str:
     start, page, pool = values("cpu/first_preview"), values("cpu/live_page")["cost"], values("cpu/large_pool")
-    kill, bugs = values("cpu/kill_resume"), values("cpu/mutants")
+    kill, planted = values("cpu/kill_resume"), ("mutants", "mutants_fresh", "mutants_seed6")
     video, runs = values("cpu/outputs")["video"], pool["runs"]
     rows = [
         ("built-in scene, PSNR after 10 / 20 / 30 / 60 s", marks("cpu/toybox_scene"), "toybox_scene"),
@@ -339,13 +339,12 @@ def cpu_figures() -> str:
             f"{kill['lost']} lost or not equal to the bit",
             "kill_resume",
         ),
-        (
-            f"{bugs['planted']} bugs planted in the code, one at a time",
-            f"{bugs['noticed']} noticed by tests, {bugs['gone']} gone with their code, "
-            f"{bugs['equivalent']} change nothing",
-            "mutants",
-        ),
     ]
+    for name in planted:
+        bugs = values(f"cpu/{name}")
+        found = f"tests noticed {bugs['noticed_before']}, notice {bugs['noticed']} today"
+        found += f", {bugs.get('gone', 0)} gone with their code, {bugs['equivalent']} change nothing"
+        rows.append((f"{bugs['planted']} bugs planted in the code, one at a time", found, name))
     return table(["what", "measured", "file"], [[a, b, f"`cpu/{c}.json`"] for a, b, c in rows])
 
 
