@@ -79,9 +79,9 @@ def peak_memory(device: torch.device, *, count: bool = False) -> Iterator[PeakBy
         found.n_bytes = torch.cuda.max_memory_allocated(device) - before
     elif count:
         with contextlib.suppress(ImportError):
-            from ..ops._cpu import release_scratch
+            from ..ops.ngp.cpu import release
 
-            release_scratch()  # kept for the next step by the last one
+            release()  # kept for the next step by the last one
         with found:
             yield found
     else:

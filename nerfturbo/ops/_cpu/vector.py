@@ -8,9 +8,14 @@ tuple, `lanes`, which is known when the kernel is compiled; its values are not u
     add_to(rows, i, v)                  rows[i, :] += v
     load_column(x, j, lanes)            x[:, j] of a (len(lanes), n) array
     store_column(x, j, v)               x[:, j] = v
+    load_at(x, i, lanes)                x[i : i + len(lanes)] of a contiguous array
+    load_span(x, i, j, lanes)           x[i, j : j + len(lanes)] of an array whose rows are contiguous
+    store_span(x, i, j, v)              x[i, j : j + len(v)] = v
 
     zeros(lanes)                        lerp(a, b, f) = a + f * (b - a)         scale(v, f) = v * f
     dot(a, b), total(v): scalars        multiply_add(sum, a, b) = sum + a * b, with b a vector or a scalar
+    relu(v): NaN stays                  gated(v, x): v where x > 0, else 0
+    multiply_add_lane(sum, a, w, k)     sum + a * w[k], k a literal
 
 Indices are never negative: they are not checked and do not wrap.
 """
@@ -80,6 +85,16 @@ def _column_pointers(context, builder, signature, args, length):
     return pointers
 
 
+def _span_pointer(context, builder, signature, args, length):
+    """Pointer to element args[1], args[2] of array args[0], as a vector."""
+    array = context.make_array(signature.args[0])(context, builder, args[0])
+    stride = cgutils.unpack_tuple(builder, array.strides, 2)[0]
+    row, column = (context.cast(builder, args[k], signature.args[k], types.intp) for k in (1, 2))
+    address = builder.add(builder.ptrtoint(array.data, stride.type), builder.mul(row, stride))
+    element = builder.gep(builder.inttoptr(address, _FLOAT.as_pointer()), [column])
+    return builder.bitcast(element, ir.VectorType(_FLOAT, length).as_pointer())
+
+
 def _pick(builder, vector, lanes):
     """The given lanes of a vector, as a vector."""
     undefined = ir.Constant(vector.type, ir.Undefined)
@@ -138,6 +153,33 @@ def store_column(typing_context, columns, column, vector):
     return types.void(columns, column, vector), generate
 
 
+@intrinsic
+def load_at(typing_context, array, index, lanes):
+    def generate(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        element = builder.gep(data, [context.cast(builder, args[1], signature.args[1], types.intp)])
+        return builder.load(builder.bitcast(element, ir.VectorType(_FLOAT, len(lanes)).as_pointer()), align=4)
+
+    return Vector(len(lanes))(array, index, lanes), generate
+
+
+@intrinsic
+def load_span(typing_context, array, row, column, lanes):
+    def generate(context, builder, signature, args):
+        return builder.load(_span_pointer(context, builder, signature, args, len(lanes)), align=4)
+
+    return Vector(len(lanes))(array, row, column, lanes), generate
+
+
+@intrinsic
+def store_span(typing_context, array, row, column, vector):
+    def generate(context, builder, signature, args):
+        builder.store(args[3], _span_pointer(context, builder, signature, args, vector.length), align=4)
+        return context.get_dummy_value()
+
+    return types.void(array, row, column, vector), generate
+
+
 def _on_values(result):
     """For kernels, what `emit(builder, ...)` writes from values alone; `result` makes the signature of their types."""
 
@@ -159,6 +201,29 @@ def zeros(builder, lanes):
 @_on_values(lambda sums, a, b: sums(sums, a, b if isinstance(b, Vector) else types.float32))
 def multiply_add(builder, sums, a, b):
     return _multiply_add(builder, sums, a, b if b.type == sums.type else _splat(builder, b, sums.type.count))
+
+
+@extending.intrinsic(prefer_literal=True)
+def _multiply_add_lane(typing_context, sums, a, weights, lane):
+    def generate(context, builder, signature, args):
+        return _multiply_add(builder, args[0], args[1], _pick(builder, args[2], [lane.literal_value] * sums.length))
+
+    return sums(sums, a, weights, lane), generate
+
+
+multiply_add_lane: Any = _multiply_add_lane
+
+
+@_on_values(lambda vector: vector(vector))
+def relu(builder, vector):
+    zero = _zeros(vector.type.count)
+    return builder.select(builder.fcmp_ordered("<", vector, zero), zero, vector)
+
+
+@_on_values(lambda vector, gate: vector(vector, gate))
+def gated(builder, vector, gate):
+    zero = _zeros(vector.type.count)
+    return builder.select(builder.fcmp_ordered(">", gate, zero), vector, zero)
 
 
 @_on_values(lambda vector: types.float32(vector))
