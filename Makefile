@@ -46,7 +46,7 @@ pytest: setup  ## the test suite alone, in WORKERS processes; options go into AR
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 wheel-check: setup  ## build the wheel and use it in a clean environment outside the checkout
-	scripts/wheel_check.sh $(BIN)/python $(CONSTRAINTS)
+	scripts/wheel_check.sh $(BIN)/python
 
 fuzz: setup  ## about 10,000 damaged files and odd flags, for hours; counts and failures go into fuzz.json
 	$(BIN)/python tests/data/fuzz.py --mutations 300
