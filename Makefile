@@ -5,7 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
-WORKERS ?= 2
+# One more than the two cores of CI, which would idle a third of the time: tests wait for browsers, ranks and clocks.
+WORKERS ?= 3
 
 # Without an NVIDIA GPU the constraints keep gigabytes of CUDA libraries away; with one, pip takes the CUDA build.
 HAS_GPU := $(shell { nvidia-smi -L || test -e /dev/nvidia0; } >/dev/null 2>&1 && echo yes)

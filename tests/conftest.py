@@ -59,6 +59,18 @@ LONGEST = (
     "training/test_dynamic.py",
     "training/test_proposed.py",
     "test_site.py",
+    "kernels/test_compile.py",
+    "cli/test_tune_profile.py",
+    "cli/test_dynamic.py",
+    "cli/test_interrupt.py",
+    "cli/test_photos.py",
+    "data/test_process.py",
+    "compat/test_public_code.py",
+    "training/test_presets.py",
+    "evaluation/test_right_halves.py",
+    "cli/test_batch.py",
+    "bench/test_ablation.py",
+    "bench/test_trainers.py",
 )
 
 
