@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Build the wheel and use it as a stranger would: in a clean environment, outside the checkout.
-# An editable install finds every file of the checkout; only this notices one that the wheel lacks.
+# An editable install finds every file of the checkout; only this notices one that the wheel lacks. The environment
+# links to the packages that the wheel depends on, no others: to install torch once more takes minutes.
 #
-# usage: scripts/wheel_check.sh PYTHON [PIP OPTIONS], PYTHON having the package `build`
+# usage: scripts/wheel_check.sh PYTHON, having nerfturbo's dependencies and its extra `dev`
 set -euo pipefail
 
 python=$(realpath --no-symlinks "$1")
-shift
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 checkout=$PWD
 work=$(mktemp -d)
@@ -17,7 +17,7 @@ export PYTHONNOUSERSITE=1
 say() { printf 'wheel check, %3d s: %s\n' "$SECONDS" "$*"; }
 
 say "building source distribution and wheel"
-"$python" -m build --outdir "$work/dist" . >"$work/build.log" 2>&1 || { cat "$work/build.log"; exit 1; }
+"$python" -m build --no-isolation --outdir "$work/dist" . >"$work/build.log" 2>&1 || { cat "$work/build.log"; exit 1; }
 wheel=$(echo "$work"/dist/nerfturbo-*.whl)
 
 "$python" - "$wheel" <<'PYTHON'
@@ -38,8 +38,9 @@ if missing=$(git ls-files -- ':!:.*' 2>/dev/null | sort) && [ -n "$missing" ]; t
 fi
 
 say "installing $(basename "$wheel") into a clean environment"
-"$python" -m venv "$work/venv"
-"$work/venv/bin/python" -m pip install -qq --no-compile --disable-pip-version-check "$@" "$wheel"
+"$python" -m venv --without-pip "$work/venv"
+"$python" scripts/borrow.py "$wheel" "$("$work/venv/bin/python" -c 'import site; print(site.getsitepackages()[0])')"
+"$python" -m pip --python "$work/venv/bin/python" install -qq --no-index --no-compile --disable-pip-version-check "$wheel"
 
 cd "$work"
 case $("$work/venv/bin/python" -c 'import nerfturbo; print(nerfturbo.__file__)') in

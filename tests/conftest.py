@@ -26,6 +26,8 @@ gc.disable()  # while a million objects are imported, until `pytest_collection_f
 
 import torch  # noqa: E402
 
+from . import interpreter  # noqa: E402
+
 HAS_CUDA = torch.cuda.is_available()
 IN_CI = os.environ.get("CI") == "true"
 
@@ -57,6 +59,18 @@ LONGEST = (
     "training/test_dynamic.py",
     "training/test_proposed.py",
     "test_site.py",
+    "kernels/test_compile.py",
+    "cli/test_tune_profile.py",
+    "cli/test_dynamic.py",
+    "cli/test_interrupt.py",
+    "cli/test_photos.py",
+    "data/test_process.py",
+    "compat/test_public_code.py",
+    "training/test_presets.py",
+    "evaluation/test_right_halves.py",
+    "cli/test_batch.py",
+    "bench/test_ablation.py",
+    "bench/test_trainers.py",
 )
 
 
@@ -97,6 +111,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """What was imported lives to the end: each `gc.collect()` of a trial or a trainer would take a second to see so."""
+    if not HAS_CUDA and importlib.util.find_spec("triton"):
+        interpreter.hasten()
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import json
 import os
 import re
@@ -80,6 +81,18 @@ SOURCES = (
 @functools.cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kept_no_longer() -> Iterator[None]:
+    """A million nodes, which each garbage collection of this and of later tests would walk."""
+    gc.disable()
+    yield
+    parsed.cache_clear()
+    if "audit_tests" in sys.modules:
+        for name in ("tree", "functions", "imports"):
+            getattr(sys.modules["audit_tests"], name).cache_clear()
+    gc.enable()
 
 
 def module_name(path: Path) -> str:

@@ -19,8 +19,8 @@ FLAGS = [word for word in TINY_FLAGS if word not in ("--turntable", "0", "--back
 
 
 @pytest.fixture(autouse=True)
-def _reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NERFTURBO_BACKEND", "reference")
+def _cpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NERFTURBO_BACKEND", "cpu")
 
 
 def test_ablation_changes_one_thing_at_a_time(study: Study, scene: Path, tmp_path: Path) -> None:

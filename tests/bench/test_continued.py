@@ -26,8 +26,8 @@ FLAGS += ["--steps", "3", "--eval-views", "1", "--device", "cpu"]
 
 
 @pytest.fixture(autouse=True)
-def _reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NERFTURBO_BACKEND", "reference")
+def _cpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NERFTURBO_BACKEND", "cpu")
 
 
 class Interrupting:

@@ -24,8 +24,8 @@ FLAGS = [word for word in TINY_FLAGS if word not in ("--turntable", "0", "--back
 
 
 @pytest.fixture(autouse=True)
-def _reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NERFTURBO_BACKEND", "reference")
+def _cpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NERFTURBO_BACKEND", "cpu")
 
 
 def test_precisions_are_compared_with_fp32(study: Study, scene: Path, tmp_path: Path) -> None:

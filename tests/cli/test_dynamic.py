@@ -25,7 +25,7 @@ def moving(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def moved(moving: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "moved"
-    flags = [*TINY_FLAGS, "--turntable", "2", "--steps", "30", "--output", str(folder)]
+    flags = [*TINY_FLAGS, "--backend", "cpu", "--turntable", "2", "--steps", "30", "--output", str(folder)]
     assert main(["train", str(moving), *flags]) == 0
     return folder
 

@@ -20,8 +20,8 @@ FLAGS = [word for word in TINY_FLAGS if word not in ("--turntable", "0", "--back
 
 
 @pytest.fixture(autouse=True)
-def _reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NERFTURBO_BACKEND", "reference")
+def _cpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NERFTURBO_BACKEND", "cpu")
 
 
 def test_tune_writes_a_config_that_train_takes(nerfturbo: Nerfturbo, scene: Path, tmp_path: Path) -> None:

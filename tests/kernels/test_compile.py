@@ -1,4 +1,7 @@
-"""Every kernel compiles for every supported GPU generation, within its registers and shared memory. Needs no GPU."""
+"""Every kernel compiles for every supported GPU generation, within its registers and shared memory. Needs no GPU.
+
+Kernels that multiply on tensor cores are not launched on Turing, and not compiled for it.
+"""
 
 from __future__ import annotations
 

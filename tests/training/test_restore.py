@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from nerfturbo.config import Config, FactorConfig, VoxelConfig
 from nerfturbo.errors import CheckpointError
 from nerfturbo.ops import use_backend
+from nerfturbo.training import refine
 from nerfturbo.training.callbacks import every, save_checkpoints
 from nerfturbo.training.checkpoint import list_checkpoints
 from nerfturbo.training.trainer import Trainer, load_model
@@ -30,6 +31,7 @@ WARNINGS = ["ignore::UserWarning", "ignore::lightning.pytorch.utilities.warnings
 @pytest.fixture(autouse=True)
 def _shorter(monkeypatch: pytest.MonkeyPatch) -> object:
     monkeypatch.setattr("nerfturbo.fields.field.MIN_STEPS", 2)
+    monkeypatch.setitem(refine.MARKED, "cpu", 512)  # rays of a look, which would take longer than all steps
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     with use_backend("auto"):
         yield

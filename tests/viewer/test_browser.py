@@ -137,6 +137,18 @@ class Person:
     def unfold(self, folder: str) -> None:
         self.page.get_by_text(folder, exact=True).click()
 
+    def at_rest(self, element: Any) -> dict[str, float]:
+        """The rectangle of an element, once it has been the same for a second: unfolding folders move what is below."""
+        seen: list[Any] = []
+
+        def still() -> bool:
+            self.page.wait_for_timeout(200)
+            seen.append(element.bounding_box())
+            return seen[-1] is not None and len(seen) > 5 and all(place == seen[-1] for place in seen[-6:])
+
+        until(still, "the element to be at rest")
+        return seen[-1]
+
     def show(self, channel: str) -> None:
         self.page.locator(f"input[value='{self.client.channel.value}']").first.click()
         self.page.get_by_role("option", name=channel).click()
@@ -299,16 +311,13 @@ def test_a_path_and_a_crop_are_made_on_the_page(visit: Callable[..., Person], ru
     person.unfold("Crop")
     thumb = person.page.locator(".multi-slider-thumb").first
 
-    def pulled() -> bool:
-        thumb.hover()
-        spot = thumb.bounding_box()
-        mouse.down()
-        mouse.move(spot["x"] + 40.0, spot["y"] + 0.5 * spot["height"], steps=4)
-        mouse.up()
-        person.page.wait_for_timeout(3000)  # a folder that still unfolded may have moved the thumb away
-        return person.client.view.crop is not None
-
-    until(pulled, "the crop, which a moved range ticks")
+    person.page.get_by_role("button", name="Add this view").wait_for(state="hidden")  # its folder moves all below it
+    spot = person.at_rest(thumb)
+    mouse.move(spot["x"] + 0.5 * spot["width"], spot["y"] + 0.5 * spot["height"])
+    mouse.down()
+    mouse.move(spot["x"] + 0.5 * spot["width"] + 40.0, spot["y"] + 0.5 * spot["height"], steps=4)
+    mouse.up()
+    until(lambda: person.client.view.crop is not None, "the crop, which a moved range ticks")
     person.button("Use for exports")
     person.says("take this box")
     saved, box = RunFolder(running.folder).read_crop(), running.page.panel.facts.box
