@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
-# One more than the two cores of CI, which would idle a third of the time: tests wait for browsers, ranks and clocks.
+# One more than the two cores of CI: tests wait for browsers, ranks and clocks.
 WORKERS ?= 3
 
 # Without an NVIDIA GPU the constraints keep gigabytes of CUDA libraries away; with one, pip takes the CUDA build.
