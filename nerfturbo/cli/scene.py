@@ -36,9 +36,9 @@ class InfoArgs:
 
     scene: Annotated[Positional[str], arg(metavar="DATA")]
     """A scene folder, a folder of photos, a video, or a built-in scene by name."""
-    downscale: Number = 1  # Divide the width and height of every picture by this.
+    downscale: Number = 1  # Divide the width and height of every image by this.
     plot: Annotated[Path | None, arg(metavar="FILE.png")] = None  # Draw cameras, points and bounds into this file.
-    allow_outside: bool = False  # Let the scene's files name pictures outside its folder.
+    allow_outside: bool = False  # Let the scene's files name images outside its folder.
     bounds: BoundsName = "auto"  # As `train --bounds` would open it.
     ndc: bool = False  # As `train --ndc` would open it.
     up: UpName = "auto"  # Axis of the scene's file that is up, as `train --up` has it.
@@ -174,7 +174,7 @@ def _describe_unposed(given: str, *, plot: bool) -> dict[str, Any] | None:
     if (folder / "sparse" / "0").is_dir():
         return None
     command = shlex.join(["nerfturbo", "process", str(source), str(folder)])
-    refuse(plot, "--plot", "a scene with poses", "pictures without", f"find them first: {command}")
+    refuse(plot, "--plot", "a scene with poses", "images without", f"find them first: {command}")
     bounded = starting_config(()).preset
     presets = [bounded, UNBOUNDED_PRESETS.get(bounded, bounded)]  # where the poses show an end, and where not
     name = {"name": source.resolve().name, "source": given, "format": UNPOSED, "poses": None}
@@ -230,7 +230,7 @@ class CheckArgs:
     images: Number = 80  # Compare at most so many images.
     output: Annotated[Path | None, arg(metavar="FILE.html")] = None  # Write a page with plots.
     overwrite: bool = False  # Replace a page that is there.
-    allow_outside: bool = False  # Let the scene's files name pictures outside its folder.
+    allow_outside: bool = False  # Let the scene's files name images outside its folder.
     json: bool = False  # Print one JSON object.
 
 
@@ -277,9 +277,9 @@ class WriteArgs:
 
     name: Annotated[Positional[str], arg(metavar="NAME")]  # A built-in scene.
     folder: Annotated[Positional[Path], arg(metavar="FOLDER")]  # A new or empty folder.
-    resolution: Annotated[int, arg(metavar="PIXELS")] = 200  # Width and height of the pictures.
-    train_views: Number = 60  # Pictures to train on.
-    test_views: Number = 20  # Pictures to score on.
+    resolution: Annotated[int, arg(metavar="PIXELS")] = 200  # Width and height of the images.
+    train_views: Number = 60  # Images to train on.
+    test_views: Number = 20  # Images to score on.
     all_around: bool = False  # Cameras look from below too, not from above alone.
 
 

@@ -246,7 +246,7 @@ class PixelSampler:
         mapped = map_pixels(scene.images.pixels, self.device) if self.on_host and scene.images.file is None else None
         fetched = self.on_host and mapped is None
         if guided and fetched and self.device.type != "cpu":
-            hint = "draw uniformly, or load the pictures smaller with `downscale`"
+            hint = "draw uniformly, or load the images smaller with `downscale`"
             raise InputError("guided", "pictures that the device can read", "pictures in a file", hint)
         mask, seen = drawable_mask(scene, self.device), scene
         if mapped is not None:

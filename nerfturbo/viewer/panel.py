@@ -111,7 +111,7 @@ class Panel:
         with self._gui.add_folder("Training", order=ORDER["Training"]):
             pause = self._gui.add_button("Pause training")
             save = self._gui.add_button("Save a checkpoint")
-            hint = "Share of the time that pictures may take while you move; less than half of it while you rest."
+            hint = "Share of the time that images may take while you move; less than half of it while you rest."
             self._share = self._gui.add_slider("Time for this page, %", 2, 60, 1, 20, hint=hint)
             self.said = self._gui.add_markdown("")
 

@@ -382,7 +382,7 @@ def test_masks_in_folders_of_other_names(tmp_path: Path, place: str) -> None:
         Image.new("L", (folders.WIDTH, folders.HEIGHT // 2), 255).resize((folders.WIDTH, folders.HEIGHT)).save(
             folder / place / path.name
         )
-    assert any("masks for 14 of 14 pictures" in note for note in load_scene(folder).notes)
+    assert any("masks for 14 of 14 images" in note for note in load_scene(folder).notes)
 
 
 MATRIX = "1 0 0 5\n0 1 0 6\n0 0 1 7\n0.0e+00 0 0 1.0\n"
