@@ -81,7 +81,7 @@ def mesh(argv: Sequence[str]) -> int:
         cameras = None if args.keep_hidden else train.cameras
         made = extract_mesh(opened.model, box, settings, cameras=cameras, progress=display.update)
         document = {"vertices": made.vertices.shape[0], "faces": made.faces.shape[0], "voxel": voxel}
-        said = [f"{document['vertices']} corners, {document['faces']} triangles"]
+        said = [f"{document['vertices']} vertices, {document['faces']} triangles"]
         document |= {"low": list(box.low), "high": list(box.high)}
         if args.texture:
             more, lines = _texture(args, opened, display, made, (train, test))

@@ -65,8 +65,7 @@ def parse(kind: type[T], argv: Sequence[str], prog: str, *, default: T | None = 
 
 
 def print_help(kind: type, prog: str, groups: dict[str, str] | None = None) -> None:
-    """All flags with their whole texts; or those that a person sets, in groups, a line each: of a longer text what
-    stands before its semicolon."""
+    """All flags with their whole texts; or those of groups, a line each: what stands before a long one's semicolon."""
     width = max(60, min(HELP_WIDTH, shutil.get_terminal_size((HELP_WIDTH, 0)).columns))
     columns, os.environ["COLUMNS"] = os.environ.get("COLUMNS", ""), "1000"
     with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
@@ -80,7 +79,7 @@ def print_help(kind: type, prog: str, groups: dict[str, str] | None = None) -> N
     for title, names in (groups or {"": " ".join(found)}).items():
         print(f"\n{title}:" if title else "")
         for flag, text in (found[name] for name in names.split() if name in found):
-            text, _, default = re.sub(r" \(required\)$", "", text).removesuffix(")").partition(" (default: ")
+            text, _, default = text.removesuffix(" (required)").removesuffix(")").partition(" (default: ")
             default = "" if default in ("None", "False", "True", "''", "") else f" (default: {default})"
             short = text if not groups or len(text + default) <= HELP_WIDTH - 28 else text.partition(";")[0]
             lines = textwrap.indent(textwrap.fill(f"{short.removesuffix('.')}{default}", width - 29), " " * 29)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
-from ..errors import InputError, did_you_mean, refuse
+from ..errors import InputError, counted, did_you_mean, refuse
 from ..export import require_package
 from .common import PictureArgs, RunArgs, box_of, opened_for_pictures, opened_run
 from .flags import Box, Count, check_positive, check_within, parse
@@ -213,7 +213,7 @@ def _render(args: RenderArgs, opened: OpenRun, path: CameraPath, outputs: tuple[
                 writers.append(stack.enter_context(video_writer(named, fps=fps)))
         if sequence is not None and (done := sum(sequence.has(look.channels, index) for index in chosen)):
             display.note(f"{done} of {len(chosen)} frames are there already")
-        display.phase(f"rendering {len(chosen)} frames")
+        display.phase(f"rendering {counted(len(chosen), 'frame')}")
         for channel, index, frame, new in _frames(maker, sequence, chosen, display):
             if sequence is not None and new:
                 sequence.save(channel, index, frame)

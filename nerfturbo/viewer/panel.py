@@ -100,7 +100,7 @@ class Panel:
         rate, share = last["rays_per_second"] / 1e3, 100.0 * last["occupied_fraction"]
         state = " (paused)" if self.paused else ""
         self._status.content = (
-            f"**{self.facts.name}** step {last['step']}{state}, {last['seconds']:.0f} s  \n"
+            f"**{self.facts.name}** step {step}{state}, {last['seconds']:.0f} s  \n"
             f"PSNR {last['psnr']:.2f} dB, {rate:.3g} k rays/s, {share:.1f}% occupied"
         )
         kept = steps[:: max(1, len(steps) // MAX_POINTS)]

@@ -363,7 +363,7 @@ def test_paths_stay_inside_and_missing_pictures_are_left_out(tmp_path: Path) -> 
     folder = folders.write_transforms(tmp_path / "scene")
     (folder / "images" / "view_03.png").unlink()
     scene = load_scene(folder)
-    assert len(scene) == 14 and any("skipped 1 frames" in note for note in scene.notes)
+    assert len(scene) == 14 and any("skipped 1 frame:" in note for note in scene.notes)
     document = json.loads((folder / "transforms.json").read_text())
     document["frames"][0]["file_path"] = "../secret.png"
     (folder / "transforms.json").write_text(json.dumps(document))
