@@ -88,7 +88,7 @@ def test_the_estimate_counts_kernels_that_are_not_compiled_yet(monkeypatch: pyte
     monkeypatch.setattr(speed, "machine_speed", lambda: 2.0)
     with use_backend("cpu"):
         monkeypatch.setattr(warmup, "is_cached", lambda: False)
-        assert startup.compile_note("cpu") == "about 20 s of compiling kernels (first run only), "
+        assert startup.compile_note("cpu") == "about 40 s of compiling kernels (first run only), "
         monkeypatch.setattr(warmup, "is_cached", lambda: True)
         assert startup.compile_note("cpu") == ""
     with use_backend("reference"):
