@@ -69,3 +69,11 @@ def require_run(path: str | Path) -> Path:
         raise InputError(str(place), "a run folder", "a file" if place.exists() else "no such folder", near or hint)
     refuse(not (place / "config.json").is_file(), str(place), "a run folder with config.json", "none in it", hint)
     return place
+
+
+def counted(n: int, noun: str) -> str:
+    """
+    >>> counted(1, "test view"), counted(2, "test view")
+    ('1 test view', '2 test views')
+    """
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -182,12 +182,12 @@ class ProcessConfig:
     frames: int | None = None
     """Frames to take from a video: the sharpest of as many equal windows. Three a second, 30 to 200, unless given."""
     matcher: Literal["auto", "exhaustive", "sequential"] = "auto"
-    """Which pictures are compared: all pairs, or neighbours in the order of names; auto decides by their number."""
+    """Which images are compared: all pairs, or neighbours in the order of names; auto decides by their number."""
     camera_model: CameraChoice = "auto"
-    """COLMAP's lens model: auto takes OPENCV for 20 or more pictures of one camera, else SIMPLE_RADIAL."""
+    """COLMAP's lens model: auto takes OPENCV for 20 or more images of one camera, else SIMPLE_RADIAL."""
     max_size: int = 1600
-    """Features are looked for in pictures of at most this many pixels a side."""
+    """Features are looked for in images of at most this many pixels a side."""
     max_features: int | None = None
-    """Features per picture; 4096 on a CPU and 8192 on a GPU unless given."""
+    """Features per image; 4096 on a CPU and 8192 on a GPU unless given."""
     tool: Literal["auto", "colmap", "pycolmap"] = "auto"
     """The program colmap or the package pycolmap; auto takes the first that is installed."""

@@ -45,7 +45,7 @@ def install(arguments: list[str], verbs: Iterable[str], run: Callable[[str, list
     refuse(bad, "--install-completion", f"one of {', '.join(SHELLS)}", got, "name the shell after the flag")
     script, variable, folder, file, left = SHELLS[shell]
     os.environ["COLUMNS"] = "1000"  # a narrow help breaks long flags
-    words = {verb: _flags(verb, run) for verb in verbs}
+    words = {verb: {*_flags(verb, run), "--help"} for verb in verbs}
     for verb in verbs:
         first, _, second = verb.partition(" ")
         words[""] = {*words.get("", set()), first, "--help", "--version"}

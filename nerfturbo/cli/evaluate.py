@@ -128,9 +128,9 @@ def _cell(value: float | None, form: str) -> str:
 class InspectArgs(RunArgs):
     """Draw density, transmittance, weights and cells along the ray of one pixel, and write them as JSON."""
 
-    view: int = 0  # Which picture.
+    view: int = 0  # Which image.
     pixel: Annotated[str, arg(metavar="X,Y")] = ""  # Column and row, from the top left; the middle unless given.
-    split: Literal["train", "test"] = "test"  # Whose pictures.
+    split: Literal["train", "test"] = "test"  # Whose images.
     output: Annotated[Path | None, arg(metavar="FILE")] = None
     """A .png; the .json lies beside it. RUN/inspect_VIEW_X_Y.png unless given."""
     json: bool = False  # Print the JSON on stdout too.

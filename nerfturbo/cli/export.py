@@ -41,7 +41,7 @@ class BoxArgs(ExportArgs):
     """And what exports of a part of the scene ask for."""
 
     box: Box = None  # Only what lies inside this box: its low and its high corner, in the coordinates of training.
-    crop: bool = True  # Without --box, take the crop saved in the viewer; --no-crop exports the whole scene.
+    crop: bool = True  # --no-crop exports the whole scene, not the crop saved in the viewer.
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class MeshArgs(BoxArgs):
     density: Annotated[float | None, arg(metavar="SIGMA")] = None
     """Iso-level for marching cubes; unless given, where a marching step has an optical thickness of 0.1."""
     faces: Count = None  # Decimate to about this many triangles.
-    up: Literal["y", "z", "file"] | None = None
-    """Axis that points up, or file for the scene's own axes; unless given, the scene's in a .ply, y in others."""
+    up: Annotated[Literal["y", "z", "file"] | None, arg(metavar="AXIS")] = None
+    """y or z: the axis that points up; file: the scene's own axes; unless given, the scene's in a .ply, y in others."""
     keep_hidden: bool = False
     """Keep surfaces that no camera of training sees: undersides, and the inside of solid things."""
     texture: bool = False
     """Bake a texture: writes OUT as .glb and as .obj with .mtl and .png, or as .usdz, of 100,000 triangles unless
-    --faces is given, and compares pictures of it with the test photos."""
+    --faces is given, and compares renders of it with the test photos."""
     texture_size: Number = 2048  # Texels along each side of the texture.
 
 
@@ -81,7 +81,7 @@ def mesh(argv: Sequence[str]) -> int:
         cameras = None if args.keep_hidden else train.cameras
         made = extract_mesh(opened.model, box, settings, cameras=cameras, progress=display.update)
         document = {"vertices": made.vertices.shape[0], "faces": made.faces.shape[0], "voxel": voxel}
-        said = [f"{document['vertices']} corners, {document['faces']} triangles"]
+        said = [f"{document['vertices']} vertices, {document['faces']} triangles"]
         document |= {"low": list(box.low), "high": list(box.high)}
         if args.texture:
             more, lines = _texture(args, opened, display, made, (train, test))
@@ -230,7 +230,7 @@ def onnx(argv: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class CamerasArgs(ExportArgs):
-    """Write the cameras of all pictures (.json, as transforms.json) in the coordinates of the scene's own file. Those
+    """Write the cameras of all images (.json, as transforms.json) in the coordinates of the scene's own file. Those
     of training are as they were learned, where --cameras.refine or --cameras.focal was on."""
 
 

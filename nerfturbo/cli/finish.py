@@ -18,7 +18,7 @@ from ..config import Config
 from ..data.cameras import Cameras
 from ..data.images import save_image, to_bytes
 from ..data.scene import Scene, downscaled
-from ..errors import NerfturboError
+from ..errors import NerfturboError, counted
 from ..evaluation.camera_path import around_object, capture_path, with_times
 from ..evaluation.evaluate import Evaluation, ViewScore, choose_views, evaluate
 from ..evaluation.images import comparison, save_small
@@ -32,7 +32,7 @@ from ..rendering.model import NerfModel
 from ..training.callbacks import skipped_fraction
 from ..training.trainer import TrainSummary
 from .common import learned_cameras, print_json
-from .progress import Display, command_line, counted, duration, in_words, quantity, seconds_by_stage, since_command
+from .progress import Display, command_line, duration, in_words, quantity, seconds_by_stage, since_command
 
 if TYPE_CHECKING:
     from .session import Session
@@ -206,7 +206,7 @@ def print_result(run: RunFolder, metrics: dict[str, Any], *, as_json: bool) -> N
         print(f"  {protocol['views']}, {in_words(protocol['resolution'])} pixels, within {protocol['limited_by']}")
     constant, blurred = baselines["constant_psnr"], baselines["blurred_psnr"]
     print(f"  to compare: one constant colour {constant:.2f} dB, the truth blurred by 3 pixels {blurred:.2f} dB")
-    costs = [f"{metrics['steps']} steps", f"{duration(metrics['train_seconds'])} of training"]
+    costs = [counted(metrics["steps"], "step"), f"{duration(metrics['train_seconds'])} of training"]
     spent: list[Any] = [metrics.get(name) for name in ("rays_per_second", "samples_per_second", "total_seconds")]
     if all(isinstance(value, int | float) for value in spent):  # an interrupted run that is scored later does not know
         costs += [f"{duration(spent[2])} in all", f"{quantity(spent[0])} rays/s, {quantity(spent[1])} samples/s"]
@@ -215,6 +215,7 @@ def print_result(run: RunFolder, metrics: dict[str, Any], *, as_json: bool) -> N
     files = [run.turntable_file(ending) for ending in ("mp4", "gif")]
     print("\n".join(f"  {path}" for path in [run.report_file, *files, run.metrics_file] if path.is_file()))
     folder, opener = shlex.quote(str(run.path)), {"darwin": "open", "win32": "start"}.get(sys.platform, "xdg-open")
-    print(f"next:\n  {opener} {shlex.quote(str(run.report_file))}\n  nerfturbo view {folder}")
-    print(f"  nerfturbo render {folder}")
+    print(
+        f"next:\n  {opener} {shlex.quote(str(run.report_file))}\n  nerfturbo view {folder}\n  nerfturbo render {folder}"
+    )
     print(f"  nerfturbo export mesh {folder} {shlex.quote(str(run.path / 'mesh.glb'))}", flush=True)

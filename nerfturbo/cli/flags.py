@@ -6,6 +6,7 @@ import io
 import math
 import os
 import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -42,6 +43,9 @@ EvalViews = Annotated[int | None, arg(metavar="N", help=_EVAL_VIEWS)]
 
 def parse(kind: type[T], argv: Sequence[str], prog: str, *, default: T | None = None) -> T:
     """The flags of one verb, from a dataclass whose fields' comments are the help; wrong ones exit with 2."""
+    if default is None and asks_help(argv):
+        print_help(kind, prog)
+        sys.exit(0)
     _check_names(kind if default is None else default, argv, prog)
     given: dict[str, Any] = {} if default is None else {"default": default}
     # --json without a --no-json; where a preset's values are the defaults, both, for some are on
@@ -60,24 +64,26 @@ def parse(kind: type[T], argv: Sequence[str], prog: str, *, default: T | None = 
         raise
 
 
-def print_short_help(kind: type, prog: str, groups: dict[str, str]) -> None:
-    """The flags that a person sets, in groups, a line each: of a longer text what stands before its semicolon."""
+def print_help(kind: type, prog: str, groups: dict[str, str] | None = None) -> None:
+    """All flags with their whole texts; or those of groups, a line each: what stands before a long one's semicolon."""
+    width = max(60, min(HELP_WIDTH, shutil.get_terminal_size((HELP_WIDTH, 0)).columns))
     columns, os.environ["COLUMNS"] = os.environ.get("COLUMNS", ""), "1000"
     with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
-        parse(kind, ["--help"], prog)
+        tyro.cli(kind, prog=f"nerfturbo {prog}", args=["--help"], config=(tyro.conf.FlagCreatePairsOff,))
     os.environ["COLUMNS"] = columns
-    head, _, listed = re.sub(" +$", "", said.getvalue(), flags=re.MULTILINE).partition("\n\n positional")
+    told = re.sub(r"^  -h,.*| +$", "", said.getvalue(), flags=re.MULTILINE)
+    head, listed = re.split(r"\n\n (?=positional arg|options)", told, maxsplit=1)
     entry = re.compile(r"^  ((?:--)?(\S+).*?)(?:  +|\n   +)(.*(?:\n   .*)*)", re.MULTILINE)
-    found = {name: (flag, " ".join(text.split())) for flag, name, text in entry.findall(listed)}
-    print("\n\n".join(textwrap.fill(part, HELP_WIDTH) for part in head.split("\n\n")))
-    for title, names in groups.items():
-        print(f"\n{title}:")
+    found = {name: (flag.replace("{None}|", ""), " ".join(text.split())) for flag, name, text in entry.findall(listed)}
+    print("\n\n".join(textwrap.fill(part, width) for part in head.split("\n\n")))
+    for title, names in (groups or {"": " ".join(found)}).items():
+        print(f"\n{title}:" if title else "")
         for flag, text in (found[name] for name in names.split() if name in found):
-            text, _, default = text.removesuffix(")").partition(" (default: ")
-            default = "" if default in ("None", "False", "") else f" (default: {default})"
-            short = text if len(text + default) <= HELP_WIDTH - 28 else text.partition(";")[0]
-            line = f"  {flag:25}  {short.removesuffix('.')}{default}"
-            print(textwrap.fill(line, HELP_WIDTH, subsequent_indent=" " * 29))
+            text, _, default = text.removesuffix(" (required)").removesuffix(")").partition(" (default: ")
+            default = "" if default in ("None", "False", "True", "''", "") else f" (default: {default})"
+            short = text if not groups or len(text + default) <= HELP_WIDTH - 28 else text.partition(";")[0]
+            lines = textwrap.indent(textwrap.fill(f"{short.removesuffix('.')}{default}", width - 29), " " * 29)
+            print(f"  {flag:25}  {lines.strip()}" if len(flag) <= 25 else f"  {flag}\n{lines}")
 
 
 def _check_names(values: Any, argv: Sequence[str], prog: str) -> None:

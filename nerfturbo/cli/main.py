@@ -56,7 +56,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
 
 STUDIES = ("bench ops", "bench precision", "bench ablation", "bench trainers")  # now scripts of the folder benchmarks
 
-MEMORY_HINT = "lower --train.batch-samples (nerfturbo tune finds what fits) or shrink the pictures by --downscale"
+MEMORY_HINT = "lower --train.batch-samples (nerfturbo tune finds what fits) or shrink the images by --downscale"
 AGAIN_AFTER = 0.05  # seconds: by then C has usually left the callback; if not, it is dropped and comes again
 
 
@@ -75,9 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .completion import install
 
         return run_command(lambda: install(rest[1:], VERBS, _run))
-    if verb is None:
-        return _overview(arguments)
-    return run_command(lambda: _run(verb, rest))
+    return run_command(lambda: _overview(arguments) if verb is None else _run(verb, rest))
 
 
 def _run(verb: str, rest: list[str]) -> int:
@@ -88,7 +86,8 @@ def _run(verb: str, rest: list[str]) -> int:
 def run_command(command: Callable[[], int]) -> int:
     """Its exit code, or that of what stopped it, said in one line on stderr."""
     try:
-        with interrupts_arrive():
+        with interrupts_arrive(), contextlib.ExitStack() as end:
+            end.callback(print, end="", flush=True)  # here, where a reader of a pipe that left is no error
             return command()
     except NerfturboError as error:
         return _fail(str(error))

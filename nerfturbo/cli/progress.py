@@ -203,14 +203,6 @@ def describe(record: dict[str, Any]) -> list[str]:
     return [*quality, *speeds, f"{100.0 * record['occupied_fraction']:.1f}% occupied", *gpu]
 
 
-def counted(n: int, noun: str) -> str:
-    """
-    >>> counted(1, "test view"), counted(2, "test view")
-    ('1 test view', '2 test views')
-    """
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
-
-
 def in_words(value: Any) -> str:
     """
     >>> in_words([216, 384]), in_words([[8, 6], [16, 12]]), in_words("sRGB")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
-from ..errors import InputError, did_you_mean, refuse
+from ..errors import InputError, counted, did_you_mean, refuse
 from ..export import require_package
 from .common import PictureArgs, RunArgs, box_of, opened_for_pictures, opened_run
 from .flags import Box, Count, check_positive, check_within, parse
@@ -54,15 +54,15 @@ class RenderArgs(PictureArgs):
     """A .gif, a .mp4, a folder for PNG files, or several; RUN/PATH.mp4 (video.mp4 for
     auto; .gif without imageio-ffmpeg) unless given."""
     overwrite: bool = False  # Replace PNG files of another rendering.
-    scale: float = 1.0  # Size of the frames relative to the pictures of the scene, or to the path's file.
+    scale: float = 1.0  # Size of the frames relative to the images of the scene, or to the path's file.
     fps: float | None = None  # Frames a second: 24, or what FILE.json says, unless given.
     background: Literal["white", "black"] = "white"  # What is behind the scene.
     crop: Box = None  # Show only what is inside this box: its low and its high corner, in the coordinates of training.
     time: Annotated[float | None, arg(metavar="T")] = None
     """For scenes that move: the moment to show, 0 to 1, while only the camera moves; without it time runs from 0 to 1
-    along the path, and train and test show their pictures' own moments."""
+    along the path, and train and test show their images' own moments."""
     photo: Annotated[int | None, arg(metavar="I")] = None
-    """For runs with --photo.appearance: the training picture whose look frames have; the mean of all unless given."""
+    """For runs with --photo.appearance: the training image whose look frames have; the mean of all unless given."""
 
 
 def render(argv: Sequence[str]) -> int:
@@ -101,7 +101,7 @@ def _choose_look(args: RenderArgs, opened: OpenRun) -> None:
         hint = "train with --photo.appearance 8"
         raise InputError("--photo", "a run that learned the look of its photos", str(args.photo), hint)
     last = photos.n_photos - 1
-    check_within("--photo", args.photo, 0, last, what=f"a training picture from 0 to {last}")
+    check_within("--photo", args.photo, 0, last, what=f"a training image from 0 to {last}")
     photos.shown = args.photo
 
 
@@ -164,7 +164,7 @@ def _check_motion(args: RenderArgs, opened: OpenRun, n_views: int) -> bool:
     """Whether the run's field sees time; flags that only then mean something are refused elsewhere."""
     moves = opened.config.follows_time
     for flag, given in (("--time", args.time is not None), ("--path still", args.path == "still")):
-        hint = "train with --preset auto on pictures with times"
+        hint = "train with --preset auto on images with times"
         refuse(given and not moves, flag, "a run of a scene that moves", f"field.kind {opened.config.field.kind}", hint)
     check_within("--view", args.view, 0, n_views - 1, what=f"a test view from 0 to {n_views - 1}")
     return moves
@@ -213,7 +213,7 @@ def _render(args: RenderArgs, opened: OpenRun, path: CameraPath, outputs: tuple[
                 writers.append(stack.enter_context(video_writer(named, fps=fps)))
         if sequence is not None and (done := sum(sequence.has(look.channels, index) for index in chosen)):
             display.note(f"{done} of {len(chosen)} frames are there already")
-        display.phase(f"rendering {len(chosen)} frames")
+        display.phase(f"rendering {counted(len(chosen), 'frame')}")
         for channel, index, frame, new in _frames(maker, sequence, chosen, display):
             if sequence is not None and new:
                 sequence.save(channel, index, frame)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import Positional, arg
 
 from ..config import BUILTIN_PREFIX
-from ..errors import InputError, refuse
+from ..errors import InputError, counted, refuse
 from ..export import check_ending, require_package
 from ..presets import ProcessConfig
 from .common import check_new, print_json
@@ -36,9 +36,9 @@ class InfoArgs:
 
     scene: Annotated[Positional[str], arg(metavar="DATA")]
     """A scene folder, a folder of photos, a video, or a built-in scene by name."""
-    downscale: Number = 1  # Divide the width and height of every picture by this.
+    downscale: Number = 1  # Divide the width and height of every image by this.
     plot: Annotated[Path | None, arg(metavar="FILE.png")] = None  # Draw cameras, points and bounds into this file.
-    allow_outside: bool = False  # Let the scene's files name pictures outside its folder.
+    allow_outside: bool = False  # Let the scene's files name images outside its folder.
     bounds: BoundsName = "auto"  # As `train --bounds` would open it.
     ndc: bool = False  # As `train --ndc` would open it.
     up: UpName = "auto"  # Axis of the scene's file that is up, as `train --up` has it.
@@ -77,11 +77,11 @@ def _print(found: dict[str, Any]) -> None:
         if split is None:
             print(f"  {name:<6}none")
             continue
-        alpha = "with alpha" if split["has_alpha"] else "without alpha"
-        times = ", with times" if split["has_times"] else ""
+        kind = ("with alpha" if split["has_alpha"] else "without alpha") + ", with times" * split["has_times"]
         distances = "{:.2f} to {:.2f}".format(*split["camera_distance"])
         sizes = ", ".join("{} x {}".format(*size) for size in split["sizes"][:4])
-        print(f"  {name:<6}{split['views']} views, {sizes}, {alpha}{times}; cameras {distances} from the centre")
+        views = counted(split["views"], "view")
+        print(f"  {name:<6}{views}, {sizes}, {kind}; cameras {distances} from the centre")
     focal = " to ".join(f"{value:.4g}" for value in dict.fromkeys(cameras["focal"]))
     distortion = "" if cameras["distortion"] is None else f", largest coefficient {cameras['distortion']:.3g}"
     print(f"  lens  {cameras['model']}, {cameras['lenses']} different, focal length {focal} pixels{distortion}")
@@ -174,7 +174,7 @@ def _describe_unposed(given: str, *, plot: bool) -> dict[str, Any] | None:
     if (folder / "sparse" / "0").is_dir():
         return None
     command = shlex.join(["nerfturbo", "process", str(source), str(folder)])
-    refuse(plot, "--plot", "a scene with poses", "pictures without", f"find them first: {command}")
+    refuse(plot, "--plot", "a scene with poses", "images without", f"find them first: {command}")
     bounded = starting_config(()).preset
     presets = [bounded, UNBOUNDED_PRESETS.get(bounded, bounded)]  # where the poses show an end, and where not
     name = {"name": source.resolve().name, "source": given, "format": UNPOSED, "poses": None}
@@ -210,10 +210,10 @@ def _what(found: dict[str, Any]) -> str:
     sizes = ", ".join("{} x {}".format(*size) for size in found["sizes"][:4])
     if "video" not in found:
         damaged = f" ({found['damaged']} damaged)" if found["damaged"] else ""
-        return f"{found['pictures']} photos{damaged}, {sizes}" + (", ..." if len(found["sizes"]) > 4 else "")
+        return f"{counted(found['pictures'], 'photo')}{damaged}, {sizes}" + (", ..." if len(found["sizes"]) > 4 else "")
     if (facts := found["video"]) is None:
         return "a video"
-    parts = [] if facts["frames"] is None else [f"{facts['frames']} frames"]
+    parts = [] if facts["frames"] is None else [counted(facts["frames"], "frame")]
     parts += [sizes] if sizes else []
     parts += [] if facts["fps"] is None else [f"{facts['fps']:g} fps"]
     parts += [] if facts["seconds"] is None else [f"{facts['seconds']:.1f} s"]
@@ -230,7 +230,7 @@ class CheckArgs:
     images: Number = 80  # Compare at most so many images.
     output: Annotated[Path | None, arg(metavar="FILE.html")] = None  # Write a page with plots.
     overwrite: bool = False  # Replace a page that is there.
-    allow_outside: bool = False  # Let the scene's files name pictures outside its folder.
+    allow_outside: bool = False  # Let the scene's files name images outside its folder.
     json: bool = False  # Print one JSON object.
 
 
@@ -267,7 +267,7 @@ def check(argv: Sequence[str]) -> int:
     for row in found["by_image"][:5]:
         print(f"  {row['left']:6.2f} px  {row['image']}, in {row['pairs']} pairs")
     if few := found["few_matches"]:
-        print(f"  too few matches: {len(few)} images, {', '.join(few[:8])}{', ...' if len(few) > 8 else ''}")
+        print(f"  too few matches: {counted(len(few), 'image')}, {', '.join(few[:8])}{', ...' if len(few) > 8 else ''}")
     return 0
 
 
@@ -277,9 +277,9 @@ class WriteArgs:
 
     name: Annotated[Positional[str], arg(metavar="NAME")]  # A built-in scene.
     folder: Annotated[Positional[Path], arg(metavar="FOLDER")]  # A new or empty folder.
-    resolution: Annotated[int, arg(metavar="PIXELS")] = 200  # Width and height of the pictures.
-    train_views: Number = 60  # Pictures to train on.
-    test_views: Number = 20  # Pictures to score on.
+    resolution: Annotated[int, arg(metavar="PIXELS")] = 200  # Width and height of the images.
+    train_views: Number = 60  # Images to train on.
+    test_views: Number = 20  # Images to score on.
     all_around: bool = False  # Cameras look from below too, not from above alone.
 
 

@@ -19,7 +19,7 @@ from ..data.capture.photos import find_photos, photo_sizes
 from ..data.scene import Scene, is_builtin
 from ..data.scene_defaults import fitted_config
 from ..data.speed import RAYS_A_SECOND, machine_speed
-from ..errors import CheckpointError, DistributedError, InputError, NerfturboError, is_out_of_memory
+from ..errors import CheckpointError, DistributedError, InputError, NerfturboError, counted, is_out_of_memory
 from ..evaluation.evaluate import Preview
 from ..evaluation.run_folder import RunFolder, check_output, check_writable, claim, create_run, release_claims
 from ..evaluation.trial import try_bounds
@@ -32,7 +32,7 @@ from ..training.step import StepRecord
 from ..training.trainer import Trainer, TrainSummary
 from .common import open_data, print_json
 from .finish import finish, seconds_after
-from .progress import Display, counted, duration, showing, since_command
+from .progress import Display, duration, showing, since_command
 from .render import check_viewer, open_page
 from .scene import find_poses
 from .startup import compile_ahead, compile_note, compiling_early, starting_device, warm_up

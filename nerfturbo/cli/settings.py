@@ -15,7 +15,7 @@ from tyro.conf import arg
 from ..config import BUILTIN_PREFIX, BUILTIN_SCENES, KINDS, Config, CustomFieldConfig, CustomSamplerConfig
 from ..errors import InputError, did_you_mean, refuse
 from ..presets import preset
-from .flags import Device, Kind, asks_help, flag_value, parse, print_short_help
+from .flags import Device, Kind, asks_help, flag_value, parse, print_help
 
 T = TypeVar("T")
 GROUPS = {  # what --help shows of verbs over a config; --help-all shows the rest
@@ -66,7 +66,7 @@ def parse_settings(kind: type[T], argv: Sequence[str], prog: str) -> tuple[T, Co
         args = parse(kind, words, prog, default=cast(Any, kind)(settings=Settings.of(start)))
         check_source(cast(Any, args).scene or "-")
         return args, start
-    print_short_help(kind, prog, GROUPS)
+    print_help(kind, prog, GROUPS)
     print(f"\n--help-all lists every value of preset {start.preset}")
     sys.exit(0)
 

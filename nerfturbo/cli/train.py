@@ -45,7 +45,7 @@ class TrainArgs(ConfigArgs):
     backend: Backend = "auto"
     trainer: Literal["native", "lightning"] = "native"  # Training loop: native, or PyTorch Lightning's (an extra).
     downscale: Count = None  # Divide width and height of every image by this; unless given, 1, on a CPU as time allows.
-    allow_outside: bool = False  # Let a scene's files name pictures outside its folder.
+    allow_outside: bool = False  # Let a scene's files name images outside its folder.
     bounds: Annotated[BoundsName | None, arg(metavar="KIND")] = None
     """bounded (object) or unbounded (outdoor, 360); auto decides by images, cameras and points, in doubt by a trial."""
     up: Annotated[UpName | None, arg(metavar="AXIS")] = None

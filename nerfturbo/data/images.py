@@ -157,7 +157,7 @@ def mask_notes(images: ImagePool, masks: Sequence[MaskFile | None]) -> tuple[str
         return ()
     share = 1.0 - images.mask.n_drawable / max(1, images.n_pixels)
     count = sum(mask is not None for mask in masks)
-    return (f"masks for {count} of {len(masks)} pictures: {share:.1%} of all pixels are not used",)
+    return (f"masks for {count} of {len(masks)} images: {share:.1%} of all pixels are not used",)
 
 
 def pack_flags(parts: Iterable[np.ndarray]) -> Tensor:

@@ -118,7 +118,7 @@ def image_path(folder: Path, value: object, what: str, *, allow_outside: bool = 
 def missing(value: object, what: str, allow_outside: bool) -> InputError:
     """What is said of a path without an image."""
     if leads_out(value) and not allow_outside:
-        hint = "move the pictures there, or allow it by --allow-outside (allow_outside=True)"
+        hint = "move the images there, or allow it by --allow-outside (allow_outside=True)"
         return InputError(what, "a path inside the scene's folder", shown(value), hint)
     return InputError(what, "the path of an image", f"no such file {shown(value)}")
 

@@ -151,5 +151,5 @@ def _make_room(folder: Path, n_bytes: int) -> None:
         total -= size
         old.pop(0)
     if free < n_bytes + (1 << 28):
-        hint = "set NERFTURBO_CACHE to a folder on a larger disk, or load the pictures smaller with `downscale`"
+        hint = "set NERFTURBO_CACHE to a folder on a larger disk, or load the images smaller with `downscale`"
         raise InputError(str(folder), f"{n_bytes / 2**30:.1f} GiB free for the pool", f"{free / 2**30:.1f} GiB", hint)

@@ -23,7 +23,7 @@ def fitted_config(config: Config, scene: Scene, *, auto: Config | None = None) -
     that was fitted before. `auto` is the preset it began as where nobody chose one: a scene may then take another."""
     chosen: tuple[str, ...] = ()
     if auto is not None and scene.cameras.times is not None and auto.preset in MOVING_PRESETS:
-        why = "the pictures have times: this field follows what moves"
+        why = "the images have times: this field follows what moves"
         config, chosen = _in_its_place(config, auto, MOVING_PRESETS[auto.preset], why)
         auto = None
     chosen += motion_notes(config, scene)
@@ -45,7 +45,7 @@ def motion_notes(config: Config, scene: Scene) -> tuple[str, ...]:
     moving, kind = scene.cameras.times is not None, config.field.kind
     if moving and not config.follows_time:
         advice = "--preset auto, dynamic, tnerf or dnerf follow what moves"
-        return (f"warning: the pictures have times, which field.kind {kind} does not see: {advice}",)
+        return (f"warning: the images have times, which field.kind {kind} does not see: {advice}",)
     if config.follows_time and not moving and kind != "custom":
         return (f"warning: no picture has a time: field.kind {kind} learns nothing here that ngp does not",)
     return ()

@@ -6,8 +6,8 @@ import timeit
 
 REFERENCE = 32e9  # multiplications and additions a second of the machine (two cores) that these were measured on:
 RAYS_A_SECOND = 10_000.0  # of training photos, by the presets for CPUs
-PHOTO_SECONDS, PAIR_SECONDS = 12.0, 0.8  # of COLMAP without a GPU: features and pose of a photo, matches of a pair
-COMPILE_SECONDS = 40.0  # of the CPU kernels, once
+PHOTO_SECONDS, PAIR_SECONDS = 13.0, 1.5  # of COLMAP without a GPU: features and pose of a photo, matches of a pair
+COMPILE_SECONDS = 80.0  # of the CPU kernels, once
 SIDE = 1024  # of the matrices that are multiplied
 
 

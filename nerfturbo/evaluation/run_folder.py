@@ -232,9 +232,7 @@ def finite(value: Any) -> Any:
         return None
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def write_cameras(path: Path, scenes: Sequence[Scene]) -> int:
     lists: dict[str, list[str]] = {}
     for scene in scenes:
         if scene.cameras.model not in (*MODELS, "mixed"):
-            hint = "undistort the pictures first"
+            hint = "undistort the images first"
             raise InputError("cameras", "lenses of the kinds " + ", ".join(MODELS), scene.cameras.model, hint)
         for frame in _frames(scene, path.resolve().parent):
             frames.append(frame)

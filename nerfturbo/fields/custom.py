@@ -53,9 +53,7 @@ class CustomField(nn.Module):
             own = getattr(super().__getattr__("module"), name)
             if name == "match_shapes":
                 return lambda state: own(field_part(state, "module."))
-            if name == "refine":
-                return lambda marks: _inside(own(marks))
-            return own
+            return (lambda marks: _inside(own(marks))) if name == "refine" else own
 
     def connect(self, buffers: Buffers) -> None:
         self.compute_dtype = None if callable(getattr(self.module, "connect", None)) else buffers.dtype

@@ -124,7 +124,7 @@ class Painter:
             self._estimators, self._photo, self._sight = {}, {}, {}
             torch.cuda.empty_cache()
             self._most, self._pixels = (self.largest, max(1.0, 0.25 * pixels)), 0
-            self._short = f"Out of memory at {size[0]} x {height} pixels: smaller pictures."
+            self._short = f"Out of memory at {size[0]} x {height} pixels: smaller images."
             if pixels > LEAST_PIXELS:
                 return self.paint(model, step, training=training)
             self.note, self._finished_at = self._short, step

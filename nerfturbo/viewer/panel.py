@@ -100,7 +100,7 @@ class Panel:
         rate, share = last["rays_per_second"] / 1e3, 100.0 * last["occupied_fraction"]
         state = " (paused)" if self.paused else ""
         self._status.content = (
-            f"**{self.facts.name}** step {last['step']}{state}, {last['seconds']:.0f} s  \n"
+            f"**{self.facts.name}** step {step}{state}, {last['seconds']:.0f} s  \n"
             f"PSNR {last['psnr']:.2f} dB, {rate:.3g} k rays/s, {share:.1f}% occupied"
         )
         kept = steps[:: max(1, len(steps) // MAX_POINTS)]
@@ -111,7 +111,7 @@ class Panel:
         with self._gui.add_folder("Training", order=ORDER["Training"]):
             pause = self._gui.add_button("Pause training")
             save = self._gui.add_button("Save a checkpoint")
-            hint = "Share of the time that pictures may take while you move; less than half of it while you rest."
+            hint = "Share of the time that images may take while you move; less than half of it while you rest."
             self._share = self._gui.add_slider("Time for this page, %", 2, 60, 1, 20, hint=hint)
             self.said = self._gui.add_markdown("")
 

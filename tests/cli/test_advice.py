@@ -88,7 +88,7 @@ def test_the_estimate_counts_kernels_that_are_not_compiled_yet(monkeypatch: pyte
     monkeypatch.setattr(speed, "machine_speed", lambda: 2.0)
     with use_backend("cpu"):
         monkeypatch.setattr(warmup, "is_cached", lambda: False)
-        assert startup.compile_note("cpu") == "about 20 s of compiling kernels (first run only), "
+        assert startup.compile_note("cpu") == "about 40 s of compiling kernels (first run only), "
         monkeypatch.setattr(warmup, "is_cached", lambda: True)
         assert startup.compile_note("cpu") == ""
     with use_backend("reference"):
@@ -100,9 +100,19 @@ def test_without_a_limit_some_training_tells_how_long_the_rest_takes(
     nerfturbo: Nerfturbo, scene: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["train", scene, *TINY_FLAGS, "--steps", 6, "--overwrite", "--output", "run"]
+    monkeypatch.setattr(session, "PLAN_TRAINING", 60.0)  # however busy the machine is
     assert "of training, then" not in nerfturbo(*words).err  # over before there is anything to tell
     monkeypatch.setattr(session, "PLAN_TRAINING", 0.0)
     assert nerfturbo(*words).err.count("of training, then at most") == 1
+
+
+def test_one_of_a_thing_is_not_many(nerfturbo: Nerfturbo, scene: Path) -> None:
+    words = ["--steps", 1, "--eval-views", 1, "--turntable", 1, "--output", "one"]
+    trained = nerfturbo("train", scene, *TINY_FLAGS, *words)
+    rendered = nerfturbo("render", "one", "--frames", 1, "--output", "frames", "--backend", "reference")
+    said = trained.err + trained.out + rendered.err + rendered.out
+    assert "  1 step; " in said and "rendering 1 frame" in said
+    assert not re.findall(r"(?<![.\w])1 [a-z]{2,}s\b", said)
 
 
 def test_the_end_of_a_run_names_four_commands(nerfturbo: Nerfturbo, scene: Path) -> None:

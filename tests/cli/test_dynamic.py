@@ -41,7 +41,7 @@ def test_auto_picks_the_preset_that_follows_motion(moving: Path, moved: Path, ne
     assert config["preset"] == "dynamic-cpu" and config["field"]["kind"] == "ngp-time"
     assert config["grid"] | {"resolution": 8, "moments": 2} == config["grid"]  # by hand; of the preset
     again = nerfturbo("train", moving, *TINY_FLAGS, "--steps", 2, "--output", "o")
-    assert again.code == 0 and "preset dynamic-cpu, because the pictures have times" in again.err
+    assert again.code == 0 and "preset dynamic-cpu, because the images have times" in again.err
     still = nerfturbo("train", moving, *TINY_FLAGS, "--preset", "ngp-cpu", "--steps", 2, "--output", "p")
     assert still.code == 0 and "warning" in still.err and "dynamic" in still.err
 

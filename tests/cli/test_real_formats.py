@@ -24,7 +24,7 @@ def test_scene_info_says_what_was_chosen(nerfturbo: Nerfturbo) -> None:
         "opencv, 1 different",
         "unbounded, 4 grid levels",
         "note  unbounded: aabb_scale 8",
-        "warning  transforms.json: skipped 1 frames",
+        "warning  transforms.json: skipped 1 frame:",
     ):
         assert words in shown
 

@@ -137,9 +137,14 @@ def test_flags_that_are_on_can_be_said_both_ways(nerfturbo: Nerfturbo) -> None:
 
 
 @pytest.mark.parametrize("verb", list(VERBS))
-def test_every_help_is_short(nerfturbo: Nerfturbo, verb: str) -> None:
+def test_every_help_is_short(nerfturbo: Nerfturbo, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     shown = nerfturbo(*verb.split(), "--help")
-    assert shown.code == 0 and 5 < len(shown.out.splitlines()) <= 80
+    assert shown.code == 0 and 5 <= len(shown.out.splitlines()) <= 80
+    assert max(len(line) for line in shown.out.splitlines() if "{" not in line) <= 80
+    assert not re.search(r"None|default: \)|default: (False|True|'')|\(required\)|[│╭]", shown.out)
+    flags = re.findall(r"^  --([\w-]+)", shown.out, re.MULTILINE)
+    assert flags and len(set(flags)) == len(flags)
     for alone in re.findall(r"^\W (--no-[\w-]+)", shown.out, re.MULTILINE):  # then its text must name it
         assert shown.out.count(alone) == 2, alone
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -144,6 +145,20 @@ def test_the_overview_names_every_command(nerfturbo: Nerfturbo) -> None:
     assert len({len(re.match(r"  \S+( \S+)?  +", line)[0]) for line in rows}) == 1  # type: ignore[index]
     bench = nerfturbo("bench", "--help")
     assert bench.code == 0 and "bench step" in bench.out and "doctor" not in bench.out
+
+
+@pytest.mark.parametrize("buffered", ["", "1"])
+@pytest.mark.parametrize("words", ["--help", "bench --help", "render --help"])
+def test_a_reader_that_leaves_is_no_error(words: str, buffered: str) -> None:
+    command = subprocess.Popen(
+        [sys.executable, "-m", "nerfturbo.cli.main", *words.split()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONUNBUFFERED": buffered},
+    )
+    assert command.stdout is not None and command.stderr is not None
+    command.stdout.close()  # as `| true` does; `| head -2` a moment later
+    assert (command.stderr.read(), command.wait()) == (b"", 0)
 
 
 @pytest.mark.parametrize("verb", VERBS)

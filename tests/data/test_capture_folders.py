@@ -249,6 +249,6 @@ def test_notes_say_what_is_true(tmp_path: Path) -> None:
     document["frames"][3]["file_path"] = document["frames"][4]["file_path"]
     file.write_text(json.dumps(document))
     notes = " | ".join(load_scene(folder).notes)
-    assert "found by the end of their paths" not in notes
-    assert "warning: transforms.json: 1 images have two poses, as take1.5_04.png" in notes
+    assert "found by the end of the path" not in notes
+    assert "warning: transforms.json: two poses of 1 image, as take1.5_04.png" in notes
     assert "warning: 1 of 16 images have no pose and are left out, as take1.5_03.png" in notes

@@ -268,7 +268,7 @@ def test_missing_images_of_blender_splits_are_skipped(tmp_path: Path) -> None:
     train, test = open_scenes(folder)
     assert (len(train), len(test), test.split) == (11, 3, "test")
     for split in ("train", "test"):
-        expected = f"warning: transforms_{split}.json: skipped 1 frames: image files missing"
+        expected = f"warning: transforms_{split}.json: skipped 1 frame: image files missing"
         assert expected in train.notes
     assert all("002" not in file for file in train.files)
 

@@ -171,9 +171,9 @@ def test_splits_notes_and_masks_of_formats(tmp_path: Path) -> None:
         for name in ("bundler", "metashape", "polycam raw", "opensfm")
     }
     assert any("one focal length" in note for note in said["bundler"]) and any(
-        "1 images without" in note for note in said["bundler"]
+        "1 image without" in note for note in said["bundler"]
     )
-    assert {"left out 1 cameras that Metashape did not align", "left out 1 cameras that are disabled"} <= set(
+    assert {"left out 1 camera that Metashape did not align", "left out 1 camera marked as disabled"} <= set(
         said["metashape"]
     )
     assert any("not corrected" in note for note in said["polycam raw"]) and any(
@@ -382,7 +382,7 @@ def test_masks_in_folders_of_other_names(tmp_path: Path, place: str) -> None:
         Image.new("L", (folders.WIDTH, folders.HEIGHT // 2), 255).resize((folders.WIDTH, folders.HEIGHT)).save(
             folder / place / path.name
         )
-    assert any("masks for 14 of 14 pictures" in note for note in load_scene(folder).notes)
+    assert any("masks for 14 of 14 images" in note for note in load_scene(folder).notes)
 
 
 MATRIX = "1 0 0 5\n0 1 0 6\n0 0 1 7\n0.0e+00 0 0 1.0\n"
@@ -492,7 +492,7 @@ def test_info_tells_every_decision(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["scene", "info", str(folder), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["format"] == "Bundler" and found["splits"]["test"]["views"] == 3
-    for said in ("one focal length", "found by the end of their paths", "1 images without a pose"):
+    for said in ("one focal length", "found by the end of the path", "1 image without a pose"):
         assert any(said in note for note in found["notes"]), said
 
 

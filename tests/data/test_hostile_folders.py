@@ -70,7 +70,7 @@ def test_paths_from_where_the_exporter_was_called(tmp_path: Path) -> None:
     for start, count in outside.items():
         (folder / "transforms.json").write_text(text.replace('"images/', f'"{start}'))
         scene = load_scene(folder)
-        assert len(scene) == count and any("found by the end of their paths" in note for note in scene.notes)
+        assert len(scene) == count and any("found by the end of the path" in note for note in scene.notes)
         assert any("--allow-outside" in note for note in scene.notes)
     shutil.move(folder / "images", tmp_path / "images")
     (folder / "transforms.json").write_text(text.replace('"images/', '"../images/'))
@@ -85,7 +85,7 @@ def test_what_is_missing_is_no_reason_to_refuse_the_rest(tmp_path: Path) -> None
     (folder / "transforms.json").write_text(text.replace('"images/', '"/media/ana/images/'))
     (folder / "images" / "view_03.png").unlink()
     scene = load_scene(folder)
-    assert len(scene) == 14 and any("skipped 1 frames" in note for note in scene.notes)
+    assert len(scene) == 14 and any("skipped 1 frame:" in note for note in scene.notes)
     document = json.loads(text)  # two frames must not share one image because a folder is gone
     document["frames"][1]["file_path"], document["frames"][2]["file_path"] = "left/view_01.png", "right/view_01.png"
     (folder / "transforms.json").write_text(json.dumps(document))

@@ -76,7 +76,7 @@ def test_every_custom_is_found_and_masked_pixels_are_never_drawn(tmp_path: Path,
     for index in range(len(scene)):
         used = scene.used_pixels(index)
         assert used is not None and torch.equal(used, expected)
-    assert any("masks for 14 of 14 pictures: 50.0%" in note for note in scene.notes)
+    assert any("masks for 14 of 14 images: 50.0%" in note for note in scene.notes)
     assert not any(note.startswith("warning") for note in scene.notes)
     batch = PixelSampler(scene, "cpu", 1).draw(0, 3000)
     assert batch.rays.camera_indices is not None

@@ -300,7 +300,7 @@ def test_of_few_pictures_the_most_central_one_is_held_out(tmp_path: Path, n_view
     test, train = load_scene(folder, "test"), load_scene(folder, "train")
     assert len(test) == 1 and len(train) == n_views - 1
     assert int(test.images.image_bytes(0)[0, 0, 0]) == (n_views - 1) // 2
-    assert any(f"{n_views} pictures: only the most central one, view_" in note for note in test.notes)
+    assert any(f"{n_views} images: only the most central one, view_" in note for note in test.notes)
 
 
 def write_split_files(folder: Path, **values: object) -> Path:
@@ -363,7 +363,7 @@ def test_paths_stay_inside_and_missing_pictures_are_left_out(tmp_path: Path) -> 
     folder = folders.write_transforms(tmp_path / "scene")
     (folder / "images" / "view_03.png").unlink()
     scene = load_scene(folder)
-    assert len(scene) == 14 and any("skipped 1 frames" in note for note in scene.notes)
+    assert len(scene) == 14 and any("skipped 1 frame:" in note for note in scene.notes)
     document = json.loads((folder / "transforms.json").read_text())
     document["frames"][0]["file_path"] = "../secret.png"
     (folder / "transforms.json").write_text(json.dumps(document))

@@ -81,7 +81,7 @@ def done(colmap: None, photos: Path, tmp_path_factory: pytest.TempPathFactory) -
 def test_poses_are_the_true_ones(done: tuple[Path, Words], photos: Path) -> None:
     """JPEG, PNG and WebP, one of them lying on its side: all land where they were taken from."""
     output, words = done
-    assert any("1/4 pictures: done before" in note for note in words.notes)
+    assert any("1/4 images: done before" in note for note in words.notes)
     assert any("3/4 matches: done before" in note for note in words.notes) and words.phases == ["4/4 poses"]
     assert any("SIMPLE_RADIAL: 7 images, one camera for all" in note for note in words.notes)
     scenes = [load_scene(output, split) for split in ("train", "test")]

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import numba
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from nerfturbo.ops import use_backend
-from nerfturbo.ops._cpu import jit, launch, scratch
+from nerfturbo.ops._cpu import _Job, jit, launch, scratch
 from nerfturbo.ops._cpu.warmup import is_cached, warmup
 from nerfturbo.ops.hash_encode import hash_encode
 
@@ -26,6 +27,18 @@ from .cases import SMALL_LAYOUT, make_positions, make_table
 def _count(first, last, counts):
     for i in range(first, last):
         counts[i] += 1
+
+
+def test_a_helper_that_comes_late_holds_no_memory():
+    """It may still have the job when Python ends: to free a tensor then takes Python's lock inside of C++ that must
+    not be left, and the process aborts after all its work."""
+    values = torch.zeros(4)
+    freed = weakref.ref(values)
+    job = _Job(lambda first, last, array: array.add_(1), 4, 1, (values,))
+    job.run()
+    del values
+    assert freed() is None
+    job.help()  # too late: does nothing
 
 
 @pytest.mark.parametrize("n_threads", [1, 2, 5])

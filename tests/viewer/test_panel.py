@@ -242,7 +242,8 @@ def test_crops_cells_and_numbers(page: LivePage, model: NerfModel) -> None:
     looker.set(looker.client.cells_on, True)
     until(lambda: looker.client.cells_on.value, "the check mark")
     record = {"kind": "step", "step": 3, "seconds": 1.0, "psnr": 20.0, "loss": 0.01}
-    page._renew(model, 3, [record | {"rays_per_second": 1e4, "occupied_fraction": 0.5}])
+    page._renew(model, 5, [record | {"rays_per_second": 1e4, "occupied_fraction": 0.5}])
+    assert "step 5, " in panel._status.content, "a checkpoint that is saved now has this number, not the log's last"
     assert "PSNR 20.00 dB" in panel._status.content and panel._curves["loss"].data[1].tolist() == [0.01]
     assert looker.client.handle.scene.get_handle_by_name("/cells") is not None
     assert other.client.handle.scene.get_handle_by_name("/cells") is None

@@ -56,7 +56,7 @@ def cached_pictures(key: str, shape: tuple[int, ...], render: Callable[[], np.nd
 @functools.cache
 def _warn_once(folder: str, reason: str) -> None:
     hint = "set NERFTURBO_CACHE to a folder that can be written"
-    warnings.warn(f"cannot keep rendered pictures in {folder} ({reason}); {hint}", RuntimeWarning, stacklevel=2)
+    warnings.warn(f"cannot keep rendered images in {folder} ({reason}); {hint}", RuntimeWarning, stacklevel=2)
 
 
 DEFAULT_SCENE = "toybox"

@@ -181,7 +181,7 @@ class _Process:
         return verdict
 
     def _stage(self, name: str, key: str, run: Callable[[], dict[str, Any]]) -> None:
-        title = f"{_STAGES.index(name) + 1}/4 {name}"
+        title = f"{_STAGES.index(name) + 1}/4 {name.replace('pictures', 'images')}"
         if self.work.is_done(name, key):
             self.report.note(f"{title}: done before")
             return

@@ -20,7 +20,7 @@ import torch
 from numpy.lib.recfunctions import structured_to_unstructured
 from torch import Tensor
 
-from ...errors import InputError, refuse
+from ...errors import InputError, counted, refuse
 from ..cameras import CameraModel, opencv_to_opengl, rotations, world_to_camera
 from ..json_checks import IMAGE_FOLDERS, find_image, leads_out, missing, natural, shown
 from ..lenses import LENS_MODELS
@@ -367,7 +367,7 @@ def load_colmap(folder: Path, split: Split = "train", options: LoadOptions = DEF
     points = None if found is None else read_cloud(found).positions
     names = ", ".join(sorted({camera.model for camera in cameras.values()}))
     where = f"{model.relative_to(folder)}/*{images_file.suffix}"
-    notes = (f"{len(images)} images by {len(cameras)} camera{'s'[: len(cameras) > 1]} ({names}) in {where}", split_note)
+    notes = (f"{counted(len(images), 'image')} by {counted(len(cameras), 'camera')} ({names}) in {where}", split_note)
     if len(models) > 1:
         rest = ", ".join(f"{place.relative_to(folder)} ({count})" for place, count in list(models.items())[1:])
         why = f"{len(images)} images, the most; left out: {rest}"
@@ -375,7 +375,7 @@ def load_colmap(folder: Path, split: Split = "train", options: LoadOptions = DEF
     notes += unposed_note([path for path in paths if path is not None])
     if len(views) < len(images):
         missing = len(images) - len(views)
-        notes += (f"warning: skipped {missing} images: files missing in {place}",)
+        notes += (f"warning: skipped {counted(missing, 'image')}: files missing in {place}",)
     return posed_scene(folder, views, split, options, points=points, notes=notes)
 
 

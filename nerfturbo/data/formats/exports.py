@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import InputError, refuse
+from ...errors import InputError, counted, refuse
 from ..cameras import opencv_to_opengl, rotations, transform_poses, turned, world_to_camera
 from ..capture.photos import PHOTO_ENDINGS
 from ..json_checks import IMAGE_FOLDERS, read_json, read_json_value
@@ -90,16 +90,16 @@ def _metashape(file: Path) -> Capture:
     moved = [one for one in chunk.iter("component") if one.find("transform") is not None]
     whole, placed = _similarity(chunk), {one.get("id"): _similarity(one) for one in moved}
     lenses = {one.attrib["id"]: _metashape_lens(one) for one in chunk.iter("sensor")}
-    frames, left = [], {"that Metashape did not align": 0, "that are disabled": 0}
+    frames, left = [], {"that Metashape did not align": 0, "marked as disabled": 0}
     for camera in chunk.iterfind("cameras//camera"):
         text, disabled = camera.findtext("transform"), camera.get("enabled") in ("false", "0")
         if text is None or disabled:
-            left["that are disabled" if disabled else "that Metashape did not align"] += 1
+            left["marked as disabled" if disabled else "that Metashape did not align"] += 1
             continue
         outer, label = placed.get(camera.get("component_id"), whole), camera.attrib["label"]
         pose = opencv_to_opengl(transform_poses(_tensor(text, 1, 4, 4)[:, :3], outer)[0])
         frames.append(_frame(label, pose, lenses[camera.attrib["sensor_id"]], f"{file}: {label}"))
-    notes = tuple(f"left out {count} cameras {which}" for which, count in left.items() if count)
+    notes = tuple(f"left out {counted(count, 'camera')} {which}" for which, count in left.items() if count)
     notes += (f"the largest of {len(chunks)} chunks",) if len(chunks) > 1 else ()
     skew = max([0.0, *(abs(lens["b2"] / lens["fl_y"]) * lens.get("h", 0.0) / 2 for lens in lenses.values() if lens)])
     return Capture({"frames": frames}, notes + ((f"warning: skew left out: {skew:.1f} pixels",) if skew > 0.25 else ()))
@@ -163,7 +163,7 @@ def _rc_xmp(first: Path) -> Capture:
             lens = _rc_lens(dict(zip(_RC_NAMES, inner + bent, strict=True)), float(values["AspectRatio"]))
             turn = _tensor(values["Rotation"], 3, 3)
             frames.append(_frame(file.stem, _from_world(turn, -turn @ _tensor(values["Position"], 3)), lens, file))
-    return Capture({"frames": frames}, (f"left out {unposed} images whose XMP has no pose",) if unposed else ())
+    return Capture({"frames": frames}, (f"left out {counted(unposed, 'image')}: no pose in XMP",) if unposed else ())
 
 
 def _bundler(file: Path) -> Capture:
@@ -182,7 +182,7 @@ def _bundler(file: Path) -> Capture:
         if focal:  # else it was not placed
             lens = {"fl_x": float(focal), "k1": float(k1), "k2": float(k2)}
             frames.append(_frame(name, pose, lens, f"{file}: camera {index}, {listed.name}"))
-    left = (f"left out {len(images) - len(frames)} images without a pose",) if len(frames) < len(images) else ()
+    left = (f"left out {counted(lost, 'image')} without a pose",) if (lost := len(images) - len(frames)) > 0 else ()
     return Capture({"frames": frames}, (ONE_FOCAL, *left), _tensor(" ".join(rows[first::3]), -1, 3))
 
 

@@ -33,7 +33,7 @@ def load_llff(folder: Path, split: Split = "train", options: LoadOptions = DEFAU
         raise InputError(str(file), "an (n, 17) array of finite numbers", f"{tuple(rows.shape)}, or others")
     pictures, shrink = _picture_folder(folder, options.downscale)
     paths = sorted(path for path in pictures.iterdir() if path.suffix.lower() in PHOTO_ENDINGS)  # as LLFF's rows are
-    refuse(len(paths) != rows.shape[0], str(pictures), f"{rows.shape[0]} pictures, one per row of {FILE}", len(paths))
+    refuse(len(paths) != rows.shape[0], str(pictures), f"{rows.shape[0]} images, one per row of {FILE}", len(paths))
     if not bool(((rows[:, 15] > 0.0) & (rows[:, 15] < rows[:, 16])).all()):
         raise InputError(f"{file}: bounds", "0 < near < far in every row", "others")
     down, right, backward, position, lens = rows[:, :15].view(-1, 3, 5).unbind(-1)

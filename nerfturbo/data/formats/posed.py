@@ -147,7 +147,7 @@ def held_out(views: Sequence[View]) -> tuple[list[View], str]:
         apart = torch.cdist(positions, positions)
         central = int((apart / apart.max().clamp_min(1e-12) + 1.0 - forward @ forward.T).sum(1).argmin())
         chosen = {central}
-        note = f"{len(views)} pictures: only the most central one, {views[central].image.name}, is a test view"
+        note = f"{len(views)} images: only the most central one, {views[central].image.name}, is a test view"
     return [replace(view, split="test" if i in chosen else "train") for i, view in enumerate(views)], note
 
 

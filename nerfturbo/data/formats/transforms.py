@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...errors import InputError, refuse
+from ...errors import InputError, counted, refuse
 from ...files import replacing
 from ...types import Aabb
 from .. import json_checks as checks
@@ -251,18 +251,20 @@ class _File:
             if not refused:
                 raise IncompleteSplitError(what, "the path of an image", f"no such file {shown(name)}")
             raise checks.missing(name, what, outside)
-        notes = (f"{len(listed)} frames in {self.file.name}",)
+        notes = (f"{counted(len(listed), 'frame')} in {self.file.name}",)
         keys = {path: _key(name) for path, name in found.items()}
         if moved := [path for path, key in keys.items() if "/" in key and path.parent != (self.folder / key).parent]:
-            first = f"{shown(found[moved[0]])} is {moved[0].name} in {moved[0].parent.name}"
-            notes += (f"{len(moved)} images found by the end of their paths: {first} (--allow-outside: as written)",)
+            first = (
+                f"{shown(found[moved[0]])} is {moved[0].name} in {moved[0].parent.name} (--allow-outside: as written)"
+            )
+            notes += (f"{counted(len(moved), 'image')} found by the end of the path: {first}",)
         if len(frames) < len(listed):
-            lost_note = f"skipped {len(listed) - len(frames)} frames: image files missing"
+            lost_note = f"skipped {counted(len(listed) - len(frames), 'frame')}: image files missing"
             notes += (f"warning: {self.file.name}: {lost_note}",)
         poses: dict[Path, object] = {}
         given = [(frame.image, frame.values.get("transform_matrix")) for frame in frames]
         if twice := [image.name for image, pose in given if poses.setdefault(image, pose) != pose]:
-            notes += (f"warning: {self.file.name}: {len(twice)} images have two poses, as {twice[0]}",)
+            notes += (f"warning: {self.file.name}: two poses of {counted(len(twice), 'image')}, as {twice[0]}",)
         if named := [frame for frame in frames if frame.values.get("depth_file_path") is not None]:
             n_depths = sum(self._depth_file(frame) is not None for frame in named)
             warns = "" if n_depths == len(named) else "warning: "
@@ -399,9 +401,9 @@ class _File:
         splits: list[Split | None] = [chosen.get(key) for key in keys]
         notes: tuple[str, ...] = ()
         if unknown:
-            notes += (f"warning: {len(unknown)} names in the lists are of no picture that is there, as {unknown[0]}",)
+            notes += (f"warning: {len(unknown)} names in the lists are of no image that is there, as {unknown[0]}",)
         if None in splits:
-            notes += (f"warning: skipped {splits.count(None)} frames: no list names them",)
+            notes += (f"warning: skipped {counted(splits.count(None), 'frame')}: no list names them",)
         return splits, notes
 
 

@@ -106,6 +106,7 @@ class _Job:
                 busy = self._active > 0
             if busy:
                 self._done.acquire()
+            self.arguments = ()  # a helper that comes late would free tensors, which aborts a process that is ending
         if self.error is not None:
             raise self.error
 

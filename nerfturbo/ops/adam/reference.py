@@ -17,9 +17,7 @@ def adam_update(params, grad, state, lr, *, rule, half, grad_scale, found_inf) -
     if grad.dtype == torch.float16:
         grad.nan_to_num_(0.0)  # sums that overflowed
     g = grad.to(wide) if grad_scale is None else grad.to(wide) / grad_scale
-    keep = torch.zeros_like(params, dtype=torch.bool)
-    if rule.skip_untouched:
-        keep = keep | (grad == 0)
+    keep = grad == 0 if rule.skip_untouched else torch.zeros_like(params, dtype=torch.bool)
     if found_inf is not None:
         keep = keep | (found_inf != 0)
     if not rule.decoupled:
