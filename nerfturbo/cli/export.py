@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from ..errors import InputError
+from ..errors import InputError, counted
 from ..export import check_ending, paced
 from .common import OpenRun, RunArgs, box_of, check_new, learned_cameras, open_views, opened_run, print_json
 from .flags import Box, Count, Number, check_within, parse
@@ -367,7 +367,7 @@ def _said_score(found: Comparison) -> str:
     words = [f"{found.against_field:.2f} dB against the field's own render"]
     if found.against_photos is not None:
         words += [f"{found.against_photos:.2f} dB against the photos (the field: {found.field_against_photos:.2f})"]
-    return f"  {', '.join(words)}; {found.views} test views"
+    return f"  {', '.join(words)}; {counted(found.views, 'test view')}"
 
 
 def _plain_scenes(opened: OpenRun, display: Display) -> tuple[Scene, Scene]:

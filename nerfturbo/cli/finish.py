@@ -215,7 +215,6 @@ def print_result(run: RunFolder, metrics: dict[str, Any], *, as_json: bool) -> N
     files = [run.turntable_file(ending) for ending in ("mp4", "gif")]
     print("\n".join(f"  {path}" for path in [run.report_file, *files, run.metrics_file] if path.is_file()))
     folder, opener = shlex.quote(str(run.path)), {"darwin": "open", "win32": "start"}.get(sys.platform, "xdg-open")
-    print(
-        f"next:\n  {opener} {shlex.quote(str(run.report_file))}\n  nerfturbo view {folder}\n  nerfturbo render {folder}"
-    )
+    print(f"next:\n  {opener} {shlex.quote(str(run.report_file))}\n  nerfturbo view {folder}")
+    print(f"  nerfturbo render {folder}")
     print(f"  nerfturbo export mesh {folder} {shlex.quote(str(run.path / 'mesh.glb'))}", flush=True)

@@ -84,7 +84,8 @@ def test_documented_commands_parse(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
     monkeypatch.setattr("nerfturbo.cli.settings.parse", parse_only)
     monkeypatch.setattr("nerfturbo.cli.settings.check_source", lambda source: None)  # the pages' scenes are not here
-    monkeypatch.setattr("nerfturbo.cli.common.require_run", Path)  # nor their runs
+    for module in ("common", "flags"):
+        monkeypatch.setattr(f"nerfturbo.cli.{module}.require_run", Path)  # nor their runs
     for module, _, _ in command.VERBS.values():
         monkeypatch.setattr(importlib.import_module(f"nerfturbo.cli.{module}"), "parse", parse_only, raising=False)
     wrong, n_parsed = [], 0

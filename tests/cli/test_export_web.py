@@ -29,7 +29,8 @@ def test_a_run_becomes_a_page_and_a_folder(nerfturbo: Nerfturbo, run_folder: Pat
     again = nerfturbo("export", "web", run_folder, "a.html", *FLAGS)
     assert again.code == 2 and "--overwrite" in again.err
     folder = nerfturbo("export", "web", run_folder, "site", *FLAGS, "--split", "--tune-seconds", "0")
-    assert folder.code == 0 and "serve the folder" in folder.out and "dB against the field" in folder.out, folder.err
+    assert folder.code == 0 and "serve the folder" in folder.out, folder.err
+    assert "dB against the field" in folder.out and folder.out.count("; 1 test view\n") == 1
     assert {"index.html", "main.js", "data"} <= {path.name for path in Path("site").iterdir()}
     assert sorted(path.name for path in Path(".").iterdir()) == ["a.html", "b.html", "c.html", "site"]
 

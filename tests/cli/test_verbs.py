@@ -205,6 +205,15 @@ def test_a_mistyped_word_is_answered_with_the_one_that_was_meant(words: str) -> 
     assert run.returncode == 2 and MISTAKES[words] in run.stderr, run.stderr
 
 
+@pytest.mark.parametrize("verb", ["eval", "render", "export mesh", "export web", "bench render"])
+def test_a_mistyped_run_is_found_before_the_flags_are_parsed(
+    nerfturbo: Nerfturbo, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setattr("nerfturbo.cli.flags.tyro.cli", lambda *_, **__: pytest.fail("the parser was built"))
+    result = nerfturbo(*verb.split(), "no/such/run")
+    assert result.code == 2 and "no/such/run: expected a run folder, got no such folder" in result.err
+
+
 def test_a_mistyped_folder_is_answered_with_one_beside_it(tmp_path: Path) -> None:
     (tmp_path / "fox").mkdir()
     run = _without_torch(["train", str(tmp_path / "fxo")])
