@@ -69,10 +69,10 @@ def parse(kind: type[T], argv: Sequence[str], prog: str, *, default: T | None = 
 def print_help(kind: type, prog: str, groups: dict[str, str] | None = None) -> None:
     """All flags with their whole texts; or those of groups, a line each: what stands before a long one's semicolon."""
     width = max(60, min(HELP_WIDTH, shutil.get_terminal_size((HELP_WIDTH, 0)).columns))
-    columns, os.environ["COLUMNS"] = os.environ.get("COLUMNS", ""), "1000"
+    columns, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "1000"
     with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
         tyro.cli(kind, prog=f"nerfturbo {prog}", args=["--help"], config=(tyro.conf.FlagCreatePairsOff,))
-    os.environ["COLUMNS"] = columns
+    os.environ.pop("COLUMNS") if columns is None else os.environ.update(COLUMNS=columns)
     told = re.sub(r"^  -h,.*| +$", "", said.getvalue(), flags=re.MULTILINE)
     head, listed = re.split(r"\n\n (?=positional arg|options)", told, maxsplit=1)
     entry = re.compile(r"^  ((?:--)?(\S+).*?)(?:  +|\n   +)(.*(?:\n   .*)*)", re.MULTILINE)

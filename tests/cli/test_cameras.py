@@ -55,7 +55,7 @@ def test_frames_have_the_look_of_a_photo_and_test_views_can_be_fitted(nerfturbo:
     assert nerfturbo(*render, "--photo", 1, "--output", "one").code == 0
     first, second = (sorted(Path(name).rglob("*.png")) for name in ("mean", "one"))
     assert len(first) == len(second) == 1
-    assert "a training picture from 0 to 3" in nerfturbo(*render, "--photo", 4, "--output", "x").err
+    assert "a training image from 0 to 3" in nerfturbo(*render, "--photo", 4, "--output", "x").err
     result = nerfturbo("eval", "run", "--align-poses", 2, "--json", *REFERENCE)
     assert result.code == 0 and result.json["poses_aligned"] == 2, result.err
     assert "--align-poses: expected a number of steps" in nerfturbo("eval", "run", "--align-poses", -1).err

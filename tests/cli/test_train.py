@@ -104,7 +104,11 @@ def test_a_preset_gives_the_defaults_of_the_nested_flags(nerfturbo: Nerfturbo) -
 
 
 @pytest.mark.parametrize("verb", ["train", "tune", "profile", "bench step", "bench scene"])
-def test_help_shows_what_a_person_sets_and_says_where_the_rest_is(nerfturbo: Nerfturbo, verb: str) -> None:
+def test_help_shows_what_a_person_sets_and_says_where_the_rest_is(
+    nerfturbo: Nerfturbo, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "114")  # help is as wide as the terminal, up to this
+
     def flags(text: str) -> set[str]:
         return set(re.findall(r"^\W (--[\w.-]+)", text, re.MULTILINE))
 
