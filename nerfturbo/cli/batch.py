@@ -105,7 +105,8 @@ def read_jobs(path: Path, output: Path, shared: Sequence[str] = ()) -> list[Job]
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(str(path), "a text file with one scene per line", str(error)) from None
+        got = getattr(error, "strerror", None) or str(error)
+        raise InputError(str(path), "a text file with one scene per line", got) from None
     jobs: list[Job] = []
     for number, line in enumerate(lines, 1):
         try:

@@ -77,4 +77,5 @@ def test_bad_flags_are_named(nerfturbo: Nerfturbo, tmp_path: Path) -> None:
     for shard in ("2/2", "x", "1"):
         result = nerfturbo("batch", scenes, "--shard", shard)
         assert result.code == 2 and "--shard: expected I/N" in result.err
-    assert nerfturbo("batch", tmp_path / "none.txt").code == 2
+    missing = nerfturbo("batch", tmp_path / "none.txt")
+    assert missing.code == 2 and "none.txt: expected a text file" in missing.err and "Errno" not in missing.err
