@@ -71,6 +71,15 @@ def test_widths_that_fill_no_register(sized: tuple[Target, int]):
     compare(target, _field(n, target.device), inputs, NAMES, names=("raw",), tolerance=_tolerance(target))
 
 
+@pytest.mark.parametrize("hidden", [96, 136])
+def test_networks_too_wide_for_one_kernel(target: Target, hidden: int):
+    """Two kernels up to 128 (`fused_mlp`), the library's products beyond."""
+    require(target)
+    n = target.pick(300, 20)
+    inputs = _inputs(n, hidden=hidden)
+    compare(target, _field(n, target.device), inputs, NAMES, names=("raw",), tolerance=_tolerance(target))
+
+
 def test_feature_major_encoding(target: Target):
     """The encoder stores features first: no copy, and the gradient comes back the same way."""
     require(target)

@@ -46,6 +46,8 @@ def fits(weights: Sequence[Tensor], dtype: torch.dtype, device: torch.device) ->
     on Turing, where Triton multiplies without tensor cores while cuBLAS has them, nor for fp32 without TF32, nor where
     weights and tiles exceed the shared memory. Then the library's products run, layer by layer. The factors were read
     off compiled backward kernels: weights are kept once on Hopper, in two orders before it."""
+    if max(max(w.shape) for w in weights) > MAX_WIDTH:
+        return False
     if device.type != "cuda":
         return True
     exact = dtype == torch.float32 and fp32_precision() == "ieee"

@@ -22,7 +22,6 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import _triton as gpu
-from .._checks import refuse
 from .._sink import Node, redirect_all, zero_tail
 from .._triton import INTERPRETED, cdiv, check_kernel_float, for_any_count, launchable
 from ..composite import OPAQUE, visible_codes
@@ -282,20 +281,34 @@ class _NgpField(Node):
         return dx, ddirections, None, None, None, *grads  # x, directions, rays, sink, n_used, weights
 
 
-def check_widths(encoding: int, directions: int, weights: NgpWeights) -> None:
-    widest = max(encoding, directions, weights.density_out.shape[0], weights.density_in.shape[0])
-    refuse(widest > 64, "weights", "widths up to 64 on the Triton backend", widest, "use ops.fused_mlp")
+WIDEST = 64  # of any side that the kernels here take
+
+
+def fits(weights: NgpWeights, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether one kernel runs both networks; otherwise each runs by its own, or layer by layer."""
+    features = weights.density_out.shape[0]
+    widest = max(*weights.density_in.shape, features, weights.colour_in.shape[1] - features)
+    return widest <= WIDEST and mlp.fits(weights, dtype, device)
+
+
+def _apart(encoding, directions, ray_indices, weights, sink, n_used) -> Tensor:
+    """The two networks one after the other; layer by layer in fp32 where one does not fit by itself either."""
+    if all(mlp.fits(part, encoding.dtype, encoding.device) for part in (weights[:2], weights[2:])):
+        run = functools.partial(mlp.fused_mlp, n_used=n_used)
+    else:
+        run, encoding, directions = mlp.library_mlp, zero_tail(encoding, n_used).float(), directions.float()
+        weights = [w.float() for w in weights]
+    matrices = redirect_all(weights, sink)
+    features = run(encoding, matrices[:2])
+    own = directions if ray_indices is None else directions[ray_indices.long()]
+    colour = run(torch.cat([own.to(features.dtype), features], dim=-1), matrices[2:])
+    return zero_tail(torch.cat([colour, features[:, :1]], dim=-1).float(), n_used)
 
 
 def ngp_field(encoding, directions, ray_indices, weights, *, sink=None, n_used=None) -> Tensor:
     check_kernel_float(encoding=encoding, directions=directions, **weights._asdict())
-    check_widths(encoding.shape[1], directions.shape[1], weights)
-    if not mlp.fits(weights, encoding.dtype, encoding.device):  # layer by layer in fp32
-        matrices, angular = [w.float() for w in redirect_all(weights, sink)], directions.float()
-        features = mlp.library_mlp(zero_tail(encoding, n_used).float(), matrices[:2])
-        own = angular if ray_indices is None else angular[ray_indices.long()]
-        colour = mlp.library_mlp(torch.cat([own, features], dim=-1), matrices[2:])
-        return zero_tail(torch.cat([colour, features[:, :1]], dim=-1), n_used)
+    if not fits(weights, encoding.dtype, encoding.device):
+        return _apart(encoding, directions, ray_indices, weights, sink, n_used)
     rays = None if ray_indices is None else ray_indices.contiguous()
     return _NgpField.apply(encoding, directions.contiguous(), rays, sink, n_used, *(w.contiguous() for w in weights))
 
@@ -335,8 +348,7 @@ def _encode_used(positions: Tensor, table: Tensor, layout: HashLayout, n_used: T
 
 def skips_unused(table: Tensor, weights: NgpWeights) -> bool:
     """Whether the kernels here run; otherwise encoding and networks run apart, on all rows."""
-    widest = max(*weights.density_in.shape, weights.colour_in.shape[1])
-    return widest <= 64 and mlp.fits(weights, table.dtype, table.device)
+    return fits(weights, table.dtype, table.device)
 
 
 class _NgpQuery(Node):
@@ -394,8 +406,7 @@ def ngp_query(positions, directions, ray_indices, grid, weights, *, n_used, logi
         x = _encode_used(positions, source.contiguous(), layout, n_used)
         raw, _ = forward(x, directions, rays, own, n_used, False, activated=not logits, loose=True)
         return raw[:, :3], raw[:, 3]
-    if rays is None and n_used is None and not logits and mlp.fits(own, source.dtype, positions.device):
-        check_widths(layout.n_outputs, directions.shape[1], own)
+    if rays is None and n_used is None and not logits and fits(own, source.dtype, positions.device):
         half = None if half is None else half.detach().contiguous()
         return _NgpQuery.apply(positions, directions, table.contiguous(), half, layout, *own)
     if rays is not None and n_used is not None:  # those past the used ones may hold anything
