@@ -88,6 +88,7 @@ _PRESETS["proposal-large"] = replace(
     sampler=c.ProposalSamplerConfig(
         32, (64, 64), levels=(5, 7), log2_entries=(17, 20), resolutions=(256, 2048), padding=0.003
     ),
+    render=c.RenderConfig(eval_rays=2),
     loss=replace(_PRESETS["proposal"].loss, distortion=0.003),
     optim=replace(_PRESETS["proposal"].optim, table_decay=0.02),
     train=c.TrainConfig(batch_samples=32 * 65_536, max_rays=65_536),

@@ -2,6 +2,7 @@
 contracted grids), or needs nested grids, growing steps and a finer hash grid. And the preset that `auto` stands for."""
 
 from dataclasses import fields, replace
+from typing import Any
 
 from ..config import Config, DynamicNgpConfig, GridSamplerConfig, NgpConfig
 from ..presets import preset
@@ -12,6 +13,7 @@ UNBOUNDED_ALPHA_THRE = 1e-2
 UNBOUNDED_NEAR_GRADIENT = 1.0  # half boxes before the cameras, where floaters grow: docs/unbounded.md has the scores
 UNBOUNDED_PRESETS = {"ngp": "proposal", "ngp-cpu": "proposal-cpu"}  # what `auto` takes in place of the first
 MANY_PHOTOS, LARGE_PRESETS = 100, {"proposal": "proposal-large"}  # and of a capture of so many photos
+LONG_RUN, LONG_SAMPLES = 120.0, 64  # seconds from which such a preset has time for so many samples a ray
 MOVING_PRESETS = {"ngp": "dynamic", "ngp-cpu": "dynamic-cpu"}  # and of a scene that moves
 _MAX_RESOLUTION = 1 << 15
 _COARSE_STEPS = 512  # per diagonal: a preset for CPUs, where far rays must not cost hundreds of samples
@@ -24,7 +26,7 @@ def fitted_config(config: Config, scene: Scene, *, auto: Config | None = None) -
     chosen: tuple[str, ...] = ()
     if auto is not None and scene.cameras.times is not None and auto.preset in MOVING_PRESETS:
         why = "the images have times: this field follows what moves"
-        config, chosen = _in_its_place(config, auto, MOVING_PRESETS[auto.preset], why)
+        config, chosen = _in_its_place(config, auto, preset(MOVING_PRESETS[auto.preset]), why)
         auto = None
     chosen += motion_notes(config, scene)
     levels = scene.grid_levels
@@ -32,9 +34,13 @@ def fitted_config(config: Config, scene: Scene, *, auto: Config | None = None) -
         return config, chosen
     if auto is not None and auto.preset in UNBOUNDED_PRESETS:
         name, why = UNBOUNDED_PRESETS[auto.preset], "the scene is unbounded: proposal networks find its surfaces"
+        made = preset(name)
         if len(scene) >= MANY_PHOTOS and name in LARGE_PRESETS:
-            name, why = LARGE_PRESETS[name], f"{why}, and {len(scene)} photos need large tables"
-        config, chosen = _in_its_place(config, auto, name, why, "for nested grids")
+            made, why = preset(LARGE_PRESETS[name]), f"{why}, and {len(scene)} photos need large tables"
+            if (config.train.time_limit or 0.0) >= LONG_RUN:
+                made = _with_samples(made, LONG_SAMPLES)
+                why += f"; {config.train.time_limit:g} s are enough for {LONG_SAMPLES} samples a ray"
+        config, chosen = _in_its_place(config, auto, made, why, "for nested grids")
     folds = config.sampler.kind != "grid" or config.grid.contraction != "none"
     config, notes = (_folded if folds else _nested)(config, levels)
     return config, (*chosen, *notes)
@@ -52,13 +58,13 @@ def motion_notes(config: Config, scene: Scene) -> tuple[str, ...]:
 
 
 def _in_its_place(
-    config: Config, auto: Config, name: str, why: str, otherwise: str = "keeps the other"
+    config: Config, auto: Config, made: Config, why: str, otherwise: str = "keeps the other"
 ) -> tuple[Config, tuple[str, ...]]:
-    """The preset `name` in place of `auto`; what differs from `auto` was chosen and stays."""
+    """The preset `made` in place of `auto`; what differs from `auto` was chosen and stays."""
     chosen = config.sampler != auto.sampler or config.grid.contraction != auto.grid.contraction
     if chosen or config.field.kind != auto.field.kind:
         return config, ()
-    made = replace(preset(name), data=config.data)
+    made = replace(made, data=config.data)
     if config.field.kind == "custom":  # keeps its place in the other preset
         made = replace(made, field=config.field)
     for stage in (one.name for one in fields(Config) if one.name not in ("preset", "data")):
@@ -67,7 +73,14 @@ def _in_its_place(
         there = {one.name for one in fields(getattr(made, stage))}  # another field or sampler has other values
         kept = {leaf: value for leaf, value in given.items() if leaf in there and value != getattr(before, leaf)}
         made = replace(made, **{stage: replace(getattr(made, stage), **kept)})
-    return made, (f"preset {name}, because {why} (--preset {auto.preset} {otherwise})",)
+    return made, (f"preset {made.preset}, because {why} (--preset {auto.preset} {otherwise})",)
+
+
+def _with_samples(config: Config, n: int) -> Config:
+    """Of a preset with proposals: so many samples a ray, and as many rays a step."""
+    sampler: Any = config.sampler
+    train = replace(config.train, batch_samples=n * config.train.max_rays)
+    return replace(config, sampler=replace(sampler, n_samples=n), train=train)
 
 
 def _folded(config: Config, levels: int) -> tuple[Config, tuple[str, ...]]:

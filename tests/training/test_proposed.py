@@ -232,6 +232,13 @@ def test_auto_takes_large_tables_for_many_photos():
     assert fitted_config(auto, few, auto=auto)[0].preset == "proposal"
     by_hand = replace(auto, field=replace(auto.field, log2_entries=20))
     assert fitted_config(by_hand, many, auto=auto)[0].field == replace(large.field, log2_entries=20)
+    hurried, patient = (replace(auto, train=replace(auto.train, time_limit=limit)) for limit in (60.0, 180.0))
+    assert fitted_config(hurried, many, auto=auto)[0].sampler == large.sampler
+    config, notes = fitted_config(patient, many, auto=auto)
+    assert config.sampler == replace(large.sampler, n_samples=64) and "180 s are enough for 64 samples" in notes[0]
+    assert config.train.batch_samples == 64 * config.train.max_rays == 64 * large.train.max_rays
+    patient = replace(patient, train=replace(patient.train, batch_samples=1 << 20))
+    assert fitted_config(patient, many, auto=auto)[0].train.batch_samples == 1 << 20  # chosen by hand
     cpu = preset("ngp-cpu")
     assert fitted_config(cpu, many, auto=cpu)[0].preset == "proposal-cpu"
 
