@@ -665,6 +665,7 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "choices-captures": lambda: choices("h200/captures_choice"),
     "choices-proposals": lambda: choices("h200/captures_proposals"),
+    "choices-long": lambda: choices("h200/captures_long"),
     "schedule-ngp": lambda: listed(
         [
             row
