@@ -217,8 +217,8 @@ def test_a_level_of_tables_decays_by_its_own_size() -> None:
             self.tables = torch.nn.ParameterList([torch.zeros(28)])
 
     model, other = Tables(), torch.nn.Parameter(torch.zeros(6))
-    found = optim.level_decays(model, [model.tables[0], other], 12.0)
+    found = optim.level_decays(optim.table_levels(model, [model.tables[0], other]), 12.0)
     assert found == ((0, 4, 0.0), (4, 6, 12.0), (6, 22, 3.0), (22, 34, 4.0))  # 2 * 12 / size, runs of one decay joined
-    assert optim.level_decays(model, [other], 0.0) == ()
+    assert optim.level_decays(optim.table_levels(model, [other]), 0.0) == ()
     made = trainer(table_decay=12.0).optimizer
     assert [bool(buffer.rule.decays) for buffer in made.buffers] == [False, True]  # networks, tables
