@@ -92,8 +92,8 @@ def test_a_held_table_gets_the_gradient_of_the_levels_that_are_asked_for(
     if mode == "deterministic":
         request.getfixturevalue("deterministic")
     device = kernel_device if backend == "triton" else torch.device("cpu")
-    layout = HashLayout(n_levels=5, n_features=2, **SMALL)
-    assert [level.scale <= 450 for level in layout.levels] == [True] * 4 + [False]
+    layout = HashLayout(n_levels=5, n_features=2, log2_entries=8, base_resolution=4, max_resolution=4000)
+    assert [level.scale <= 450 for level in layout.levels] == [True] * 3 + [False] * 2
     positions, table = ray_points(150, device), torch.randn(layout.n_entries, 2, generator=generator(1)).to(device)
     grad = torch.randn(150, layout.n_outputs, generator=generator(2)).to(device)
     whole, parts, held = torch.ones_like(table), torch.ones_like(table), Held()
@@ -104,7 +104,7 @@ def test_a_held_table_gets_the_gradient_of_the_levels_that_are_asked_for(
     assert (parts == 1).all(), "not yet"
     ((buffer, add),) = held.release()
     assert buffer is parts and not held.on and not held.waiting
-    cuts = [0, layout.levels[2].offset, layout.levels[3].offset, layout.n_entries]
+    cuts = [0, layout.levels[2].offset, layout.levels[4].offset, layout.n_entries]
     for first, last in [(cuts[2], cuts[3]), (cuts[0], cuts[1]), (cuts[1], cuts[2])]:
         before = parts.clone()
         add(first, last)
