@@ -87,8 +87,7 @@ class Buffers:
         """The buffers of these parameters; None where one has none, and autograd keeps its gradient."""
         if not all(parameter in self.grads for parameter in parameters):
             return None
-        buffers = tuple(self.grads[parameter] for parameter in parameters)
-        return GradientSink(buffers, self.found_inf, self.thin, self.held)
+        return GradientSink(tuple(self.grads[own] for own in parameters), self.found_inf, self.thin, self.held)
 
 
 class Connected(nn.Module):

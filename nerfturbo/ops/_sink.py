@@ -42,17 +42,14 @@ def linear(values: Tensor, run: Callable[[Tensor], Tensor], back: Callable[[Tens
     return _Linear.apply(values, run, back)
 
 
-AddRows = Callable[[int, int], None]  # (first, last): adds a table's gradient to rows first ... last - 1
-
-
 @dataclass
 class Held:
-    """Backwards of tables that wait, while it is `on`, to be run part by part."""
+    """While it is `on`, backwards of tables wait here: a buffer, and what adds to its rows first ... last - 1."""
 
     on: bool = False
-    waiting: list[tuple[Tensor, AddRows]] = field(default_factory=list)  # each with its whole buffer
+    waiting: list[tuple[Tensor, Callable[[int, int], None]]] = field(default_factory=list)
 
-    def release(self) -> list[tuple[Tensor, AddRows]]:
+    def release(self) -> list[tuple[Tensor, Callable[[int, int], None]]]:
         """What waited, in the order in which it came; the next backward runs at once."""
         waiting, self.waiting, self.on = self.waiting, [], False
         return waiting
@@ -66,20 +63,19 @@ class GradientSink:
     then, as they do in autograd. For a parameter with a buffer autograd sees no gradient at all: `torch.autograd.grad`
     on it finds none and its hooks do not run, so data-parallel wrappers must reduce the buffers. `found_inf`, a () or
     (1,) fp32 tensor, is set to 1 when a non-finite gradient comes in; nothing here clears it. With `thin` > 0 a
-    backward may leave small gradients out at random and enlarge others, so that the mean stays. A hash table's backward
-    waits where `held` is on."""
+    backward may leave small gradients out at random and enlarge others, so that the mean stays."""
 
     buffers: tuple[Tensor, ...]  # one per parameter, of its shape, contiguous: fp32, or fp16 for a hash table
     found_inf: Tensor | None = None
     thin: float = 0.0
-    held: Held | None = None
+    held: Held | None = None  # of a hash table
 
-    def add(self, rows: AddRows) -> None:
-        """The one buffer's gradient: now, or later where it is held."""
+    def add(self, to_rows: Callable[[int, int], None]) -> None:
+        """Add to all rows of the one buffer: now, or later where it is held."""
         if self.held is not None and self.held.on:
-            self.held.waiting.append((self.buffers[0], rows))
+            self.held.waiting.append((self.buffers[0], to_rows))
         else:
-            rows(0, self.buffers[0].shape[0])
+            to_rows(0, self.buffers[0].shape[0])
 
     def take(self, parts: Sequence[Tensor], *, finite: bool) -> None:
         """Add gradients that were summed beside the buffers, and raise the flag where one was not finite."""
@@ -124,8 +120,7 @@ class _Redirect(torch.autograd.Function):
 
 
 def redirect(parameter: Tensor, value: Tensor | None = None, sink: GradientSink | None = None) -> Tensor:
-    """`value` (None: the parameter itself) with a straight-through gradient to `parameter` or into the sink's one
-    buffer."""
+    """`value` (None: the parameter itself) with a straight-through gradient to `parameter` or the sink's one buffer."""
     return parameter if value is None and sink is None else _Redirect.apply(parameter, value, sink)
 
 

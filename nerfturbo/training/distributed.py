@@ -38,7 +38,7 @@ class RayShare(NamedTuple):
 # (step, rank, world, rays of the whole batch) -> this rank's share; shares must not overlap
 RaySplit = Callable[[int, int, int, int], RayShare]
 Wait = Callable[[], None]
-GradientPiece = tuple[Callable[[], None] | None, Tensor]  # some of the gradients, and what is still to compute them
+GradientPiece = tuple[Sequence[Callable[[], None]], Tensor]  # what is to be run first, and some of the gradients
 
 
 def split_evenly(step: int, rank: int, world: int, n_rays: int) -> RayShare:
@@ -67,9 +67,8 @@ class Team:
         """The maximum over all ranks, in place."""
 
     def reduce_gradients(self, pieces: Sequence[GradientPiece], weight: Tensor, found_inf: Tensor) -> None:
-        """Compute and replace gradients by the sum over ranks of weight * gradient, each piece while the next is being
-        computed; a non-finite flag of one is one of all. Weights add up to 1, so no sum of half messages overflows
-        where none of them does."""
+        """Replace gradients by the sum over ranks of weight * gradient, each piece while what comes before the next is
+        run; a non-finite flag of one is one of all. Weights add up to 1: where no message overflows, no sum does."""
 
     def agree(self, stop: bool, values: Sequence[float] = ()) -> tuple[bool, Sequence[float]]:
         """Whether anyone wants to stop, and the values (>= 0) of rank 0: its clock alone drives the schedule, say."""
@@ -116,17 +115,15 @@ class ProcessTeam(Team):
 
     @torch.no_grad()
     def reduce_gradients(self, pieces: Sequence[GradientPiece], weight: Tensor, found_inf: Tensor) -> None:
-        works, sent = [], []
-        for compute, grad in pieces:
-            if compute is not None:
-                compute()
-            sent.append((grad, self._message(grad, weight)))
-            with self._explained():
-                works.append(self._dist.all_reduce(sent[-1][1], async_op=True))
-        with self._explained():  # the backward of the last table may have found one
-            works.append(self._dist.all_reduce(found_inf, op=self._dist.ReduceOp.MAX, async_op=True))
-        self._finish(lambda: works)
-        for grad, message in sent:
+        sent = []
+        for runs, grad in pieces:
+            for run in runs:
+                run()
+            message = self._message(grad, weight)
+            sent.append((grad, message, self.start_sum(message)))
+        self.max_reduce(found_inf)  # the last of them may have raised it
+        for grad, message, wait in sent:
+            wait()
             if message is grad:
                 continue
             grad.copy_(message)

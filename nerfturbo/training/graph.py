@@ -251,7 +251,6 @@ class DeviceStep:
         return step_gradients(*parts, stages=self.stages, team=self.team, seen=seen)
 
     def _exchange(self, result: StepResult, sums: Tensor, wait: Wait, pieces: Sequence[GradientPiece]) -> StepResult:
-        """Sum the gradients of all ranks; what all of them saw."""
         wait()
         totals, weight = totals_of(sums, result)
         self.team.reduce_gradients(pieces, weight, self.optimizer.found_inf)
@@ -262,14 +261,13 @@ class DeviceStep:
         step_update(totals, self.optimizer, self.state, self.budget, parts=parts)
 
     def _recorded_step(self) -> Callable[[], None]:
-        """The step as one replay, or as several with the collectives between them: those of a table's gradients run
-        beside the replay of the next."""
+        """The step as one replay, or as several with the collectives between them and beside those of tables."""
         if self.team.in_graph or not self.capture:
             return self._recorded(self._body)
-        made: list[StepResult] = []
-        first = self._recorded(lambda: made.append(self._gradients()))
-        result = made[-1]
-        pieces = [(run and self._recorded(run), grad) for run, grad in self.optimizer.exchanged()]
+        made: list[tuple[StepResult, list[GradientPiece]]] = []
+        first = self._recorded(lambda: made.append((self._gradients(), self.optimizer.exchanged())))
+        result, held = made.pop()
+        pieces = [([self._recorded(run) for run in runs], grad) for runs, grad in held]
         dtypes = (torch.float32, torch.float32, torch.int32, torch.int32, torch.int32)
         seen = StepResult(*(torch.zeros((), dtype=dtype, device=self.model.device) for dtype in dtypes))
         second = self._recorded(lambda: self._update(seen))

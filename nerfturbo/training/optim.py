@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..config import OptimConfig
 from ..errors import refuse
 from ..fields.field import Buffers, Carry, connect, table_parameters
-from ..ops._sink import AddRows, Held
+from ..ops._sink import Held
 from ..ops.adam import AdamRule, AdamState, adam_update, check_gradients, finish_step
 from .distributed import GradientPiece
 from .precision import INITIAL_SCALE, carried_scale
@@ -78,12 +78,10 @@ def table_levels(model: nn.Module, tables: Sequence[nn.Parameter]) -> list[tuple
     """Values of each level of tables laid end to end, and whether it holds a field's beginning (`kept_levels`)."""
     modules: list[Any] = [module for module in model.modules() if hasattr(module, "level_sizes")]
     grids = {module.tables[0]: module for module in modules}
-    levels: list[tuple[int, bool]] = []
-    for table in tables:
-        grid: Any = grids.get(table)
-        sizes, kept = ([table.numel()], 0) if grid is None else (grid.level_sizes, grid.kept_levels)
-        levels += [(size, index < kept) for index, size in enumerate(sizes)]
-    return levels
+    of_tables = [
+        (g.level_sizes, g.kept_levels) if (g := grids.get(table)) else ([table.numel()], 0) for table in tables
+    ]
+    return [(size, index < kept) for sizes, kept in of_tables for index, size in enumerate(sizes)]
 
 
 def level_decays(levels: Sequence[tuple[int, bool]], weight: float) -> tuple[tuple[int, int, float], ...]:
@@ -91,28 +89,23 @@ def level_decays(levels: Sequence[tuple[int, bool]], weight: float) -> tuple[tup
     mean square of each level is 2 weight / (values of the level) times the value; 0 for levels that are kept."""
     if weight == 0.0:
         return ()
-    runs: list[tuple[int, float]] = []  # values of a run of levels, and the decay of each
-    for size, kept in levels:
-        decay = 0.0 if kept else 2.0 * weight / size
-        if runs and runs[-1][1] == decay:
-            runs[-1] = (runs[-1][0] + size, decay)
-        else:
-            runs.append((size, decay))
+    decays = [(size, 0.0 if kept else 2.0 * weight / size) for size, kept in levels]
+    groups = itertools.groupby(decays, key=lambda pair: pair[1])
+    runs = [(sum(size for size, _ in run), decay) for decay, run in groups]
     ends = itertools.accumulate(run for run, _ in runs)
     return tuple((end - run, end, decay) for end, (run, decay) in zip(ends, runs, strict=True))
 
 
-def cut_levels(sizes: Sequence[int], piece: int) -> tuple[tuple[int, int], ...]:
-    """First and last value of runs of whole levels, of about `piece` values each; the last, the finest, first: they
-    have the most values and are soonest computed.
+def cut_levels(sizes: Sequence[int], piece: int) -> list[slice]:
+    """Runs of whole levels of about `piece` values each. The finest come first: they are soonest computed.
 
-    >>> cut_levels([10, 20, 100, 100, 100], 100), cut_levels([10, 20], 1), cut_levels([10, 20], 100)
-    (((230, 330), (130, 230), (0, 130)), ((10, 30), (0, 10)), ((0, 30),))
+    >>> cut_levels([10, 20, 100, 100, 100], 100), cut_levels([10, 20], 100)
+    ([slice(230, 330, None), slice(130, 230, None), slice(0, 130, None)], [slice(0, 30, None)])
     """
     ends = list(itertools.accumulate(sizes))
     count = max(1, round(ends[-1] / piece))
     cuts = {min(ends, key=lambda end: abs(end - ends[-1] * k / count)) for k in range(1, count + 1)}
-    return tuple(itertools.pairwise(sorted({0, *cuts})))[::-1]
+    return [slice(*pair) for pair in itertools.pairwise(sorted({0, *cuts}))][::-1]
 
 
 @dataclass(frozen=True)
@@ -129,7 +122,7 @@ class FlatBuffer:
     grad_views: tuple[Tensor, ...]  # the parameters' gradients, views of `grads`
     lr: Tensor  # () of the next step
     rate: float  # peak learning rate
-    pieces: tuple[tuple[int, int], ...] = ()  # first and last value, in the order in which ranks exchange gradients
+    pieces: tuple[Tensor, ...] = ()  # of `grads`, in the order in which ranks exchange them
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """A flat tensor cut into the parameters' shapes."""
@@ -185,7 +178,7 @@ class Optimizer:
             buffer = _flatten(group, self.step_count, self.half_dtype, self._narrow)
             levels = table_levels(model, buffer.parameters) if group.is_table else [(buffer.values.numel(), False)]
             decays = level_decays(levels, config.table_decay) if group.is_table else ()
-            pieces = cut_levels([size for size, _ in levels], PIECE if group.is_table else buffer.values.numel())
+            pieces = tuple(buffer.grads[cut] for cut in cut_levels([size for size, _ in levels], PIECE))
             self.buffers.append(replace(buffer, rule=replace(buffer.rule, decays=decays), pieces=pieces))
         self.averages = [buffer.values.clone() for buffer in self.buffers] if config.ema_decay > 0.0 else []
         if self._connected:
@@ -249,12 +242,10 @@ class Optimizer:
     def exchanged(self) -> list[GradientPiece]:
         """The gradients of this step in the pieces in which ranks exchange them, the same on all of them: first those
         of networks, then tables, whose backward waits where `held` was on."""
-        waiting, pieces = self.held.release(), []
-        for buffer in sorted(self.learning, key=lambda buffer: len(buffer.pieces)):
-            for piece in buffer.pieces:
-                runs = [run for held in waiting if (run := _part_of(*held, buffer.grads, *piece))]
-                pieces.append((partial(_run_all, runs) if runs else None, buffer.grads[slice(*piece)]))
-        return pieces
+        self.attach_gradients()
+        waiting, buffers = self.held.release(), sorted(self.learning, key=lambda buffer: len(buffer.pieces))
+        pieces = [piece for buffer in buffers for piece in buffer.pieces]
+        return [([run for held in waiting if (run := _rows_within(piece, *held))], piece) for piece in pieces]
 
     @property
     def learning_rate(self) -> float:
@@ -394,16 +385,11 @@ class Optimizer:
             torch.cuda.current_stream(self.scale.device).synchronize()
 
 
-def _part_of(table: Tensor, add: AddRows, flat: Tensor, first: int, last: int) -> Callable[[], None] | None:
-    """What adds the gradient of the rows of `table`, a view of `flat`, that are among its values first ... last - 1."""
-    start, width = (table.data_ptr() - flat.data_ptr()) // flat.element_size(), table[0].numel()
-    low, high = max(first, start), min(last, start + table.numel())
-    return partial(add, (low - start) // width, (high - start) // width) if low < high else None
-
-
-def _run_all(functions: Sequence[Callable[[], None]]) -> None:
-    for function in functions:
-        function()
+def _rows_within(piece: Tensor, table: Tensor, add: Callable[[int, int], None]) -> Callable[[], None] | None:
+    """What adds the gradient of those rows of `table` that lie in a piece of the memory that holds it."""
+    ahead, row = table.data_ptr() - piece.data_ptr(), table[0].nbytes
+    first, last = max(0, -ahead), min(table.nbytes, piece.nbytes - ahead)
+    return partial(add, first // row, last // row) if first < last else None
 
 
 def learning_rate(config: OptimConfig, step: int, progress: float) -> float:

@@ -81,10 +81,9 @@ def step_gradients(
     *,
     stages: Stages | None = None,
     team: Team | None = None,
-    seen: Callable[[StepResult], None] | None = None,
+    seen: Callable[[StepResult], None] | None = None,  # is told the result before the last backward
 ) -> StepResult:
-    """One step up to the gradients, of this rank's rays alone; fixed shapes and no read-back, for a CUDA graph. `seen`
-    is told the result before the last backward."""
+    """One step up to the gradients, of this rank's rays alone; fixed shapes and no read-back, for a CUDA graph."""
     stages, team = stages or Stages(), team or Team()
     all_rays, parts = budget.max_rays * team.world, model.config.train.accumulate
     share = stages.split(0, team.rank, team.world, all_rays)
@@ -105,8 +104,6 @@ def step_gradients(
             if seen is not None:
                 seen(mean_result(results))
         backward(result.loss, scale)
-    if not team.alone:
-        optimizer.attach_gradients()
     return mean_result(results)
 
 
@@ -263,7 +260,6 @@ class TrainingStep(RayBatches):
 
     def share(self, sums: Tensor, result: StepResult) -> StepResult:
         """Take the mean of all ranks' gradients; what all of them saw, from their `start_totals`."""
-        self.optimizer.attach_gradients()
         totals, weight = totals_of(sums, result)
         self.team.reduce_gradients(self.optimizer.exchanged(), weight, self.optimizer.found_inf)
         return totals

@@ -202,19 +202,15 @@ class _HashEncode(Node):
         if ctx.needs_input_grad[1]:
             buffer = None if sink is None or sink.buffers[0].dtype != torch.float32 else sink.buffers[0]
             target = torch.empty(layout.n_entries, layout.n_features) if buffer is None else buffer
-            checks = np.zeros(layout.n_levels, np.float32)
+            checks, clear = np.zeros(layout.n_levels, np.float32), buffer is None
 
             def add(first_row: int, last_row: int) -> None:
                 first, last = layout.levels_of(first_row, last_row)
-                fixed = (last, n_used, unit, columns, levels, lanes, buffer is None, target, checks)
-                launch(_scatter, last - first, 1, *fixed)
+                launch(_scatter, last - first, 1, last, n_used, unit, columns, levels, lanes, clear, target, checks)
                 if sink is not None:
-                    sink.take((target,) if buffer is None else (), finite=bool(np.isfinite(checks).all()))
+                    sink.take((target,) if clear else (), finite=bool(np.isfinite(checks).all()))
 
-            if sink is not None and buffer is not None:
-                sink.add(add)
-            else:
-                add(0, layout.n_entries)
+            add(0, layout.n_entries) if sink is None or clear else sink.add(add)
             to_table = target.to(ctx.dtype) if sink is None else None
         if ctx.needs_input_grad[0]:
             wide = torch.zeros(positions.shape[0], 3)

@@ -12,6 +12,7 @@ dtypes: positions fp32; table fp16, bf16 or fp32; weights and sums fp32.
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from .. import _triton as gpu
-from .._sink import AddRows, GradientSink, Node, linear, zero_tail
+from .._sink import GradientSink, Node, linear, zero_tail
 from .._triton import INTERPRETED, cdiv, check_kernel_float, launchable
 from . import GROUP, HashLayout
 
@@ -210,7 +211,7 @@ def _fixed_point_scale(grad: Tensor, n_used: Tensor | None) -> tuple[Tensor, Ten
     return torch.exp2(power), inverse
 
 
-def table_gradient(buffer, positions, grad, layout, n_used, found_inf, thin=0.0) -> AddRows:
+def table_gradient(buffer, positions, grad, layout, n_used, found_inf, thin=0.0) -> Callable[[int, int], None]:
     """What adds rows of whole levels to a buffer of the table's gradient, for the incoming gradient (n, n_levels *
     n_features) in any strides. `thin`, as a sink has it, counts on levels that are not added up in runs."""
     if buffer.dtype not in (torch.float32, torch.float16):
@@ -241,15 +242,9 @@ def table_gradient(buffer, positions, grad, layout, n_used, found_inf, thin=0.0)
                     PAIR=pair, RUNS=runs, THIN=thin > 0.0 and not runs, num_warps=RUN_WARPS if runs else WARPS,
                 )  # fmt: skip
         if inverse is not None:
-            rows = slice(first_row, last_row)
-            buffer[rows].add_(sums[rows].to(torch.float32) * inverse)
+            buffer[first_row:last_row].add_(sums[first_row:last_row].to(torch.float32) * inverse)
 
     return add
-
-
-def add_table_gradient(buffer, positions, grad, layout, n_used, found_inf) -> None:
-    """buffer += gradient of the table."""
-    table_gradient(buffer, positions, grad, layout, n_used, found_inf)(0, buffer.shape[0])
 
 
 @triton.jit
@@ -385,8 +380,8 @@ class _HashEncode(Node):
             (shape, dtype), sink = ctx.like, ctx.sink
             if sink is None:
                 sink = GradientSink((torch.zeros(shape, dtype=torch.float32, device=grad.device),))
-            fixed = (positions, grad, ctx.layout, n_used, sink.found_inf, sink.thin)
-            sink.add(table_gradient(sink.buffers[0], *fixed))
+            buffer, flags = sink.buffers[0], (sink.found_inf, sink.thin)
+            sink.add(table_gradient(buffer, positions, grad, ctx.layout, n_used, *flags))
             grad_table = sink.buffers[0].to(dtype) if ctx.sink is None else None
         return grad_positions, grad_table
 
