@@ -1,8 +1,8 @@
 """Several processes train one model: who takes which rays, and what they tell each other. Every rank holds the whole
 model, draws its own part of one global batch and sums its gradients with the others': then k ranks with n rays each do
 what one process with k n rays does: loss and number of rays are those of all ranks, grid cells are divided, and the
-non-finite flag is shared. Gradients live in a few flat buffers, hence one collective each. `Team` is one process alone
-and says nothing to anybody; `ProcessTeam` speaks through torch.distributed."""
+non-finite flag is shared. Gradients live in a few flat buffers and travel in a few pieces, those of a table beside its
+backward. `Team` is one process alone and says nothing to anybody; `ProcessTeam` speaks through torch.distributed."""
 
 import contextlib
 import logging
