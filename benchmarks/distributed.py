@@ -253,7 +253,7 @@ def ranks_to_time(args: argparse.Namespace, parser: argparse.ArgumentParser) -> 
     if n_gpus < 2 or torch.device(args.device).type != "cuda":
         hint = "--ranks 1 2 lets ranks share a device, to see that everything runs"
         parser.error(f"--parts scaling: expected 2 GPUs or more, got {n_gpus}; {hint}")
-    return sorted({*(2**k for k in range(n_gpus.bit_length()) if 2**k <= n_gpus), n_gpus})
+    return sorted({*(2**k for k in range(n_gpus.bit_length())), n_gpus})
 
 
 PARTS = {"parity": parity, "collectives": collectives, "trainers": trainers, "scaling": scaling}

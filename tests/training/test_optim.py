@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nerfturbo.config import Config, OptimConfig
-from nerfturbo.ops import use_backend
+from nerfturbo.ops import GradientSink, use_backend
 from nerfturbo.training import Trainer, load_model, optim
 from nerfturbo.training.loss import ray_budget
 from nerfturbo.training.optim import learning_rate
@@ -206,6 +206,34 @@ def test_a_sampler_that_knows_how_many_rays_fill_a_batch_limits_them() -> None:
     assert ray_budget(model).max_rays == 32
     model.sampler.max_rays = lambda samples: samples
     assert ray_budget(model).max_rays == 64
+
+
+@pytest.mark.parametrize(("piece", "n_pieces"), [(1, 3), (768, 2), (1 << 22, 1)])
+def test_every_gradient_is_exchanged_once(piece: int, n_pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks in one piece, then a table's levels from the last on, in any number of pieces; what autograd made beside
+    the buffers is in them. A backward that was held back is run by the pieces alone, each row once."""
+    monkeypatch.setattr(optim, "PIECE", piece)
+    config = tiny_config()
+    made = Trainer(replace(config, field=replace(config.field, n_levels=3)), ball_scene()).optimizer
+    networks, table = made.buffers
+    for buffer in made.buffers:
+        for parameter in buffer.parameters:
+            parameter.grad = torch.full_like(parameter, 2.0)
+    rows: list[tuple[int, int]] = []
+    made.held.on = True
+    sink = GradientSink((table.grad_views[0],), held=made.held)
+    sink.add(lambda first, last: rows.append((first, last)))
+    pieces = made.exchanged()
+    assert not rows and not made.held.on and made.exchanged()[-1][0] == []
+    assert [len(runs) for runs, _ in pieces] == [0, *[1] * n_pieces]
+    for runs, values in pieces:
+        assert (values == 2.0).all()
+        values.add_(1.0)
+        for run in runs:
+            run()
+    assert (networks.grads == 3.0).all() and (table.grads == 3.0).all()
+    assert rows[0][1] == len(table.grad_views[0]) and rows[-1][0] == 0
+    assert [first for first, _ in rows[:-1]] == [last for _, last in rows[1:]]
 
 
 def test_a_level_of_tables_decays_by_its_own_size() -> None:
