@@ -99,6 +99,11 @@ class Inputs:
         self.flag = torch.zeros((), device=DEVICE)
 
 
+def add_gradient(buffer: torch.Tensor, *rest: Any) -> None:
+    """The whole table's gradient."""
+    hash_kernels.table_gradient(buffer, *rest)(0, len(buffer))
+
+
 def hash_pieces(inputs: Inputs) -> list[Piece]:
     pieces = []
     for name, layout in LAYOUTS.items():
@@ -115,7 +120,7 @@ def hash_pieces(inputs: Inputs) -> list[Piece]:
             def backward(
                 buffer: torch.Tensor = buffer, layout: HashLayout = layout, points: torch.Tensor = inputs.positions
             ) -> None:
-                hash_kernels.add_table_gradient(buffer, points, inputs.grad_encoding, layout, inputs.used, inputs.flag)
+                add_gradient(buffer, points, inputs.grad_encoding, layout, inputs.used, inputs.flag)
 
             label = f"hash backward {name} {str(kind)[6:]}"
             options = [{"RUN_BLOCK": b, "RUN_WARPS": w} for b, w in ((64, 1), (128, 1), (128, 4))]
@@ -128,7 +133,7 @@ def hash_pieces(inputs: Inputs) -> list[Piece]:
     def deterministic() -> None:
         torch.use_deterministic_algorithms(True)
         layout = LAYOUTS["16x2"]
-        hash_kernels.add_table_gradient(table, inputs.positions, inputs.grad_encoding, layout, inputs.used, None)
+        add_gradient(table, inputs.positions, inputs.grad_encoding, layout, inputs.used, None)
         torch.use_deterministic_algorithms(False)
 
     def to_positions() -> None:
@@ -280,7 +285,7 @@ def adam_pieces(inputs: Inputs) -> list[Piece]:
     )
     # Skipping depends on the gradient, which the update zeroes: time a fresh copy of a real one each time.
     layout, real = LAYOUTS["16x2"], torch.zeros(master.shape, device=DEVICE)
-    hash_kernels.add_table_gradient(real.view(-1, 2), inputs.positions, inputs.grad_encoding, layout, inputs.used, None)
+    add_gradient(real.view(-1, 2), inputs.positions, inputs.grad_encoding, layout, inputs.used, None)
     copy, sparse = torch.empty_like(real), AdamRule(skip_untouched=True)
 
     def skip_update() -> None:

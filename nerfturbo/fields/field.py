@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import GradientSink
+from ..ops._sink import Held
 
 MIN_STEPS = 200  # that a stage lasts at least, in the mean: what has not been trained yet says nothing
 
@@ -77,6 +78,7 @@ class Buffers:
     grads: Mapping[Tensor, Tensor] = field(default_factory=dict)
     found_inf: Tensor | None = None
     thin: float = 0.0  # see `GradientSink`
+    held: Held | None = None
 
     def half(self, parameter: Tensor) -> Tensor | None:
         return self.halves.get(parameter)
@@ -85,7 +87,7 @@ class Buffers:
         """The buffers of these parameters; None where one has none, and autograd keeps its gradient."""
         if not all(parameter in self.grads for parameter in parameters):
             return None
-        return GradientSink(tuple(self.grads[parameter] for parameter in parameters), self.found_inf, self.thin)
+        return GradientSink(tuple(self.grads[own] for own in parameters), self.found_inf, self.thin, self.held)
 
 
 class Connected(nn.Module):

@@ -1,7 +1,7 @@
 """What the ops share of autograd: their nodes, gradients that stay out of it, and rows past a device count."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -42,6 +42,19 @@ def linear(values: Tensor, run: Callable[[Tensor], Tensor], back: Callable[[Tens
     return _Linear.apply(values, run, back)
 
 
+@dataclass
+class Held:
+    """While it is `on`, backwards of tables wait here: a buffer, and what adds to its rows first ... last - 1."""
+
+    on: bool = False
+    waiting: list[tuple[Tensor, Callable[[int, int], None]]] = field(default_factory=list)
+
+    def release(self) -> list[tuple[Tensor, Callable[[int, int], None]]]:
+        """What waited, in the order in which it came; the next backward runs at once."""
+        waiting, self.waiting, self.on = self.waiting, [], False
+        return waiting
+
+
 @dataclass(frozen=True)
 class GradientSink:
     """Where a backward adds the gradients of parameters, instead of handing new tensors to autograd. A hash table of 12
@@ -55,6 +68,14 @@ class GradientSink:
     buffers: tuple[Tensor, ...]  # one per parameter, of its shape, contiguous: fp32, or fp16 for a hash table
     found_inf: Tensor | None = None
     thin: float = 0.0
+    held: Held | None = None  # of a hash table
+
+    def add(self, to_rows: Callable[[int, int], None]) -> None:
+        """Add to all rows of the one buffer: now, or later where it is held."""
+        if self.held is not None and self.held.on:
+            self.held.waiting.append((self.buffers[0], to_rows))
+        else:
+            to_rows(0, self.buffers[0].shape[0])
 
     def take(self, parts: Sequence[Tensor], *, finite: bool) -> None:
         """Add gradients that were summed beside the buffers, and raise the flag where one was not finite."""
@@ -80,39 +101,35 @@ def check_sink(sink: GradientSink | None, names: Sequence[str], parameters: Sequ
 
 
 class _Redirect(torch.autograd.Function):
-    """The value to read, with gradient to the parameter: by autograd, or added to a buffer."""
+    """The value to read, with gradient to the parameter: by autograd, or added to the one buffer of a sink."""
 
     @staticmethod
-    def forward(
-        ctx: Any, parameter: Tensor, value: Tensor | None, buffer: Tensor | None, found_inf: Tensor | None
-    ) -> Tensor:
-        ctx.dtype, ctx.buffer, ctx.found_inf = parameter.dtype, buffer, found_inf
+    def forward(ctx: Any, parameter: Tensor, value: Tensor | None, sink: GradientSink | None) -> Tensor:
+        ctx.dtype, ctx.sink = parameter.dtype, sink
         return (parameter if value is None else value).view_as(parameter)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.found_inf is not None:
-            finite = torch.isfinite(grad).all()
-            ctx.found_inf.copy_(torch.where(finite, ctx.found_inf, torch.ones_like(ctx.found_inf)))
-        if ctx.buffer is None:
-            return grad.to(ctx.dtype), None, None, None  # parameter, value, buffer, found_inf
-        ctx.buffer.add_(grad)
-        return None, None, None, None
+        if ctx.sink is None:
+            return grad.to(ctx.dtype), None, None  # parameter, value, sink
+        buffer, found_inf = ctx.sink.buffers[0], ctx.sink.found_inf
+        if found_inf is not None:
+            found_inf.copy_(torch.where(torch.isfinite(grad).all(), found_inf, torch.ones_like(found_inf)))
+        ctx.sink.add(lambda first, last: buffer[first:last].add_(grad[first:last]))
+        return None, None, None
 
 
-def redirect(
-    parameter: Tensor, value: Tensor | None = None, buffer: Tensor | None = None, found_inf: Tensor | None = None
-) -> Tensor:
-    """`value` (None: the parameter itself) with a straight-through gradient to `parameter` or into `buffer`."""
-    if value is None and buffer is None:
-        return parameter
-    return _Redirect.apply(parameter, value, buffer, found_inf)
+def redirect(parameter: Tensor, value: Tensor | None = None, sink: GradientSink | None = None) -> Tensor:
+    """`value` (None: the parameter itself) with a straight-through gradient to `parameter` or the sink's one buffer."""
+    return parameter if value is None and sink is None else _Redirect.apply(parameter, value, sink)
 
 
 def redirect_all(parameters: Sequence[Tensor], sink: GradientSink | None) -> list[Tensor]:
     if sink is None:
         return list(parameters)
-    return [redirect(p, None, b, sink.found_inf) for p, b in zip(parameters, sink.buffers, strict=True)]
+    return [
+        redirect(p, None, GradientSink((b,), sink.found_inf)) for p, b in zip(parameters, sink.buffers, strict=True)
+    ]
 
 
 def zero_tail(value: Tensor, n_used: Tensor | None) -> Tensor:

@@ -1,8 +1,8 @@
 """Several processes train one model: who takes which rays, and what they tell each other. Every rank holds the whole
 model, draws its own part of one global batch and sums its gradients with the others': then k ranks with n rays each do
 what one process with k n rays does: loss and number of rays are those of all ranks, grid cells are divided, and the
-non-finite flag is shared. Gradients live in a few flat buffers, hence one collective each. `Team` is one process alone
-and says nothing to anybody; `ProcessTeam` speaks through torch.distributed."""
+non-finite flag is shared. Gradients live in a few flat buffers and travel in a few pieces, those of a table beside its
+backward. `Team` is one process alone and says nothing to anybody; `ProcessTeam` speaks through torch.distributed."""
 
 import contextlib
 import logging
@@ -38,6 +38,7 @@ class RayShare(NamedTuple):
 # (step, rank, world, rays of the whole batch) -> this rank's share; shares must not overlap
 RaySplit = Callable[[int, int, int, int], RayShare]
 Wait = Callable[[], None]
+GradientPiece = tuple[Sequence[Callable[[], None]], Tensor]  # what is to be run first, and some of the gradients
 
 
 def split_evenly(step: int, rank: int, world: int, n_rays: int) -> RayShare:
@@ -65,8 +66,9 @@ class Team:
     def max_reduce(self, values: Tensor) -> None:
         """The maximum over all ranks, in place."""
 
-    def reduce_gradients(self, grads: Sequence[Tensor], weight: Tensor, found_inf: Tensor) -> None:
-        """Replace gradients by the sum over ranks of weight * gradient; a non-finite flag of one is one of all."""
+    def reduce_gradients(self, pieces: Sequence[GradientPiece], weight: Tensor, found_inf: Tensor) -> None:
+        """Replace gradients by the sum over ranks of weight * gradient, each piece while what comes before the next is
+        run; a non-finite flag of one is one of all. Weights add up to 1: where no message overflows, no sum does."""
 
     def agree(self, stop: bool, values: Sequence[float] = ()) -> tuple[bool, Sequence[float]]:
         """Whether anyone wants to stop, and the values (>= 0) of rank 0: its clock alone drives the schedule, say."""
@@ -99,7 +101,7 @@ class ProcessTeam(Team):
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.in_graph = dist.get_backend() == "nccl"
         self._half = _HALF.get(compression)
-        self._messages: dict[int, Tensor] = {}
+        self._messages: dict[tuple[int, int], Tensor] = {}
         self._agreed, self._in_steps = time.monotonic(), False
         self._store: Any = dist.distributed_c10d._get_default_store()
 
@@ -112,15 +114,16 @@ class ProcessTeam(Team):
         self._finish(lambda: [self._dist.all_reduce(values, op=self._dist.ReduceOp.MAX, async_op=True)])
 
     @torch.no_grad()
-    def reduce_gradients(self, grads: Sequence[Tensor], weight: Tensor, found_inf: Tensor) -> None:
-        works, sent = [], []
-        with self._explained():
-            works.append(self._dist.all_reduce(found_inf, op=self._dist.ReduceOp.MAX, async_op=True))
-            for grad in grads:  # one starts while the next is still being weighted
-                sent.append(self._message(grad, weight))
-                works.append(self._dist.all_reduce(sent[-1], async_op=True))
-        self._finish(lambda: works)
-        for grad, message in zip(grads, sent, strict=True):
+    def reduce_gradients(self, pieces: Sequence[GradientPiece], weight: Tensor, found_inf: Tensor) -> None:
+        sent = []
+        for runs, grad in pieces:
+            for run in runs:
+                run()
+            message = self._message(grad, weight)
+            sent.append((grad, message, self.start_sum(message)))
+        self.max_reduce(found_inf)  # the last of them may have raised it
+        for grad, message, wait in sent:
+            wait()
             if message is grad:
                 continue
             grad.copy_(message)
@@ -130,10 +133,11 @@ class ProcessTeam(Team):
 
     def _message(self, grad: Tensor, weight: Tensor) -> Tensor:
         """What goes over the wire: the weighted gradient itself, or its half copy in a buffer that is kept."""
-        if self._half is None:
+        if self._half is None or grad.element_size() == 2:
             return grad.mul_(weight.to(grad.dtype))
-        if (buffer := self._messages.get(grad.data_ptr())) is None:
-            buffer = self._messages[grad.data_ptr()] = torch.empty_like(grad, dtype=self._half)
+        key = (grad.data_ptr(), grad.numel())
+        if (buffer := self._messages.get(key)) is None:
+            buffer = self._messages[key] = torch.empty_like(grad, dtype=self._half)
         return buffer.copy_(grad * weight.to(grad.dtype))
 
     def agree(self, stop: bool, values: Sequence[float] = ()) -> tuple[bool, Sequence[float]]:

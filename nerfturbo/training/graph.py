@@ -2,12 +2,12 @@
 are fixed by a sample capacity; what changes from step to step lives in device tensors. The grid's update is a graph of
 its own. The host only queues replays: it reads a ring of results one chunk behind, so that the device never waits for
 it. In a team the collectives are recorded inside the step where the backend allows it (NCCL); elsewhere (gloo) the step
-and the grid's update are two graphs each, and the host runs the collectives between them."""
+and the grid's update are several graphs each, and the host runs the collectives between them."""
 
 import logging
 import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,10 +20,10 @@ from ..fields.field import offers
 from ..ops._dispatch import compile_only
 from ..ops.adam import COLUMNS, StepState
 from ..rendering.model import NerfModel
-from .distributed import Team
+from .distributed import GradientPiece, Team, Wait
 from .loss import Stages, StepResult, first_rays, ray_budget, update_grid
 from .optim import EMA_EVERY, Optimizer
-from .step import StepRecord, set_rest, share_gradients, start_totals, step_gradients, step_update, totals_of
+from .step import StepRecord, set_rest, start_totals, step_gradients, step_update, totals_of
 
 WARMUP_STEPS = 1  # lets kernels load and libraries take their memory before recording
 LOG = logging.getLogger("nerfturbo")
@@ -171,6 +171,7 @@ class DeviceStep:
     def forget(self) -> None:
         """Drop what was recorded, which holds the addresses of tensors that change; `prepare` records anew."""
         self.finish()
+        self.optimizer.held.release()  # of a recording that failed
         self.budget = ray_budget(self.model)
         self.state.n_active.clamp_(max=self.budget.max_rays)
         self._run_step = self._run_resting = None
@@ -241,42 +242,42 @@ class DeviceStep:
         if self.team.alone:
             self._update(self._gradients())
         else:
-            self._exchange(self._gradients(), self._update)
+            started: list[tuple[Tensor, Wait]] = []
+            result = self._gradients(lambda seen: started.append(start_totals(seen, self.team)))
+            self._update(self._exchange(result, *started[0], self.optimizer.exchanged()))
 
-    def _gradients(self) -> StepResult:
+    def _gradients(self, seen: Callable[[StepResult], None] | None = None) -> StepResult:
         parts = (self.model, self.pixels, self.optimizer, self.state, self.budget)
-        return step_gradients(*parts, stages=self.stages, team=self.team)
+        return step_gradients(*parts, stages=self.stages, team=self.team, seen=seen)
 
-    def _exchange(self, result: StepResult, update: Callable[[StepResult], None]) -> None:
-        sums, wait = start_totals(result, self.team)
+    def _exchange(self, result: StepResult, sums: Tensor, wait: Wait, pieces: Sequence[GradientPiece]) -> StepResult:
         wait()
         totals, weight = totals_of(sums, result)
-        share_gradients(self.optimizer, weight, self.team)
-        update(totals)
+        self.team.reduce_gradients(pieces, weight, self.optimizer.found_inf)
+        return totals
 
     def _update(self, totals: StepResult) -> None:
         parts = self.team.world * self.model.config.train.accumulate
         step_update(totals, self.optimizer, self.state, self.budget, parts=parts)
 
     def _recorded_step(self) -> Callable[[], None]:
-        """The step as one replay, or as two with the collectives between them."""
+        """The step as one replay, or as several with the collectives between them and beside those of tables."""
         if self.team.in_graph or not self.capture:
             return self._recorded(self._body)
-        made: list[StepResult] = []
-        first = self._recorded(lambda: made.append(self._gradients()))
-        result = made[-1]
+        made: list[tuple[StepResult, list[GradientPiece]]] = []
+        first = self._recorded(lambda: made.append((self._gradients(), self.optimizer.exchanged())))
+        result, held = made.pop()
+        pieces = [([self._recorded(run) for run in runs], grad) for runs, grad in held]
         dtypes = (torch.float32, torch.float32, torch.int32, torch.int32, torch.int32)
         seen = StepResult(*(torch.zeros((), dtype=dtype, device=self.model.device) for dtype in dtypes))
         second = self._recorded(lambda: self._update(seen))
 
-        def update(totals: StepResult) -> None:
+        def run() -> None:
+            first()
+            totals = self._exchange(result, *start_totals(result, self.team), pieces)
             for kept, value in zip(vars(seen).values(), vars(totals).values(), strict=True):
                 kept.copy_(value)
             second()
-
-        def run() -> None:
-            first()
-            self._exchange(result, update)
 
         return run
 

@@ -312,7 +312,9 @@ class NerfModule(pl.LightningModule):
         return torch.tensor(scaler.get_scale() / parts, device=self.device)
 
     def backward(self, loss: Tensor) -> None:  # type: ignore[override]
-        backward(loss, self._engine.optimizer.loss_scale)
+        engine = self._engine
+        engine.optimizer.held.on = not (engine.team.alone or self.trainer.fit_loop._should_accumulate())
+        backward(loss, engine.optimizer.loss_scale)
 
     def on_after_backward(self) -> None:
         """After the last batch of a step: the mean of all ranks' gradients."""

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from torch import Tensor, nn
 from ..config import OptimConfig
 from ..errors import refuse
 from ..fields.field import Buffers, Carry, connect, table_parameters
+from ..ops._sink import Held
 from ..ops.adam import AdamRule, AdamState, adam_update, check_gradients, finish_step
+from .distributed import GradientPiece
 from .precision import INITIAL_SCALE, carried_scale
 
 BETA1 = 0.9
@@ -28,6 +31,7 @@ RESTING = (SAMPLER, "photos.pose", "photos.focal")
 THIN = 1.0  # gradients of tables below so many times their neighbours' mean are left out at random
 EMA_EVERY = 16  # steps between two updates of the running mean, which costs a pass over all weights
 SWAPPED = 1 << 20  # values that change places at a time
+PIECE = 1 << 22  # values of a table, about, whose gradients travel to other ranks while those of the next are computed
 
 
 @dataclass(frozen=True)
@@ -70,26 +74,38 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[ParameterGro
     return [group for group in groups if group.named]
 
 
-def level_decays(model: nn.Module, tables: Sequence[nn.Parameter], weight: float) -> tuple[tuple[int, int, float], ...]:
-    """First and last value, in the tables laid end to end, and decay of parts of equal decay: the gradient of `weight`
-    times the mean square of each level is 2 weight / (values of the level) times the value; 0 for levels that hold a
-    field's beginning (`kept_levels`)."""
-    if weight == 0.0:
-        return ()
+def table_levels(model: nn.Module, tables: Sequence[nn.Parameter]) -> list[tuple[int, bool]]:
+    """Values of each level of tables laid end to end, and whether it holds a field's beginning (`kept_levels`)."""
     modules: list[Any] = [module for module in model.modules() if hasattr(module, "level_sizes")]
     grids = {module.tables[0]: module for module in modules}
-    runs: list[tuple[int, float]] = []  # values of a run of levels, and the decay of each
-    for table in tables:
-        grid: Any = grids.get(table)
-        levels, kept = ([table.numel()], 0) if grid is None else (grid.level_sizes, grid.kept_levels)
-        for index, size in enumerate(levels):
-            decay = 0.0 if index < kept else 2.0 * weight / size
-            if runs and runs[-1][1] == decay:
-                runs[-1] = (runs[-1][0] + size, decay)
-            else:
-                runs.append((size, decay))
+    of_tables = [
+        (g.level_sizes, g.kept_levels) if (g := grids.get(table)) else ([table.numel()], 0) for table in tables
+    ]
+    return [(size, index < kept) for sizes, kept in of_tables for index, size in enumerate(sizes)]
+
+
+def level_decays(levels: Sequence[tuple[int, bool]], weight: float) -> tuple[tuple[int, int, float], ...]:
+    """First and last value and decay of parts of equal decay, of `table_levels`: the gradient of `weight` times the
+    mean square of each level is 2 weight / (values of the level) times the value; 0 for levels that are kept."""
+    if weight == 0.0:
+        return ()
+    decays = [(size, 0.0 if kept else 2.0 * weight / size) for size, kept in levels]
+    groups = itertools.groupby(decays, key=lambda pair: pair[1])
+    runs = [(sum(size for size, _ in run), decay) for decay, run in groups]
     ends = itertools.accumulate(run for run, _ in runs)
     return tuple((end - run, end, decay) for end, (run, decay) in zip(ends, runs, strict=True))
+
+
+def cut_levels(sizes: Sequence[int], piece: int) -> list[slice]:
+    """Runs of whole levels of about `piece` values each. The finest come first: they are soonest computed.
+
+    >>> cut_levels([10, 20, 100, 100, 100], 100), cut_levels([10, 20], 100)
+    ([slice(230, 330, None), slice(130, 230, None), slice(0, 130, None)], [slice(0, 30, None)])
+    """
+    ends = list(itertools.accumulate(sizes))
+    count = max(1, round(ends[-1] / piece))
+    cuts = {min(ends, key=lambda end: abs(end - ends[-1] * k / count)) for k in range(1, count + 1)}
+    return [slice(*pair) for pair in itertools.pairwise(sorted({0, *cuts}))][::-1]
 
 
 @dataclass(frozen=True)
@@ -106,6 +122,7 @@ class FlatBuffer:
     grad_views: tuple[Tensor, ...]  # the parameters' gradients, views of `grads`
     lr: Tensor  # () of the next step
     rate: float  # peak learning rate
+    pieces: tuple[Tensor, ...] = ()  # of `grads`, in the order in which ranks exchange them
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """A flat tensor cut into the parameters' shapes."""
@@ -149,6 +166,7 @@ class Optimizer:
         self.good_steps = torch.zeros((), dtype=torch.int32, device=device)
         self.gradient_norm = torch.zeros((), device=device)  # of the last step, times the loss scale
         self.buffers: list[FlatBuffer] = []
+        self.held = Held()  # of tables, for `exchanged`
         self.rests = False  # whether the parameters of sampler and cameras stay as they are
         self.averages: list[Tensor] = []
         self._gather(model)
@@ -158,8 +176,10 @@ class Optimizer:
         config, self.buffers = self.config, []
         for group in parameter_groups(model, config):
             buffer = _flatten(group, self.step_count, self.half_dtype, self._narrow)
-            decays = level_decays(model, buffer.parameters, config.table_decay) if group.is_table else ()
-            self.buffers.append(replace(buffer, rule=replace(buffer.rule, decays=decays)))
+            levels = table_levels(model, buffer.parameters) if group.is_table else [(buffer.values.numel(), False)]
+            decays = level_decays(levels, config.table_decay) if group.is_table else ()
+            pieces = tuple(buffer.grads[cut] for cut in cut_levels([size for size, _ in levels], PIECE))
+            self.buffers.append(replace(buffer, rule=replace(buffer.rule, decays=decays), pieces=pieces))
         self.averages = [buffer.values.clone() for buffer in self.buffers] if config.ema_decay > 0.0 else []
         if self._connected:
             self._connect(model)
@@ -197,7 +217,8 @@ class Optimizer:
             grads |= dict(zip(buffer.parameters, buffer.views(buffer.grads), strict=True))
             if buffer.half is not None:
                 halves |= dict(zip(buffer.parameters, buffer.views(buffer.half), strict=True))
-        connect(model, Buffers(self.half_dtype, halves, grads, self.found_inf, THIN if self._narrow else 0.0))
+        thin = THIN if self._narrow else 0.0
+        connect(model, Buffers(self.half_dtype, halves, grads, self.found_inf, thin, self.held))
 
     def _watch_tables(self) -> None:
         """`step` leaves tables with half copies unchecked, because their backward looks for what is not finite; what
@@ -217,6 +238,14 @@ class Optimizer:
     def learning(self) -> list[FlatBuffer]:
         """The buffers that this step updates."""
         return [buffer for buffer in self.buffers if not (self.rests and buffer.names[0].startswith(RESTING))]
+
+    def exchanged(self) -> list[GradientPiece]:
+        """The gradients of this step in the pieces in which ranks exchange them, the same on all of them: first those
+        of networks, then tables, whose backward waits where `held` was on."""
+        self.attach_gradients()
+        waiting, buffers = self.held.release(), sorted(self.learning, key=lambda buffer: len(buffer.pieces))
+        pieces = [piece for buffer in buffers for piece in buffer.pieces]
+        return [([run for held in waiting if (run := _rows_within(piece, *held))], piece) for piece in pieces]
 
     @property
     def learning_rate(self) -> float:
@@ -266,6 +295,7 @@ class Optimizer:
 
     def drop_gradients(self) -> None:
         """Of a step that was never finished, and whether they were finite."""
+        self.held.release()
         self.found_inf.zero_()
         for buffer in self.buffers:
             buffer.grads.zero_()
@@ -353,6 +383,13 @@ class Optimizer:
                 buffer.half.copy_(buffer.values)
         if self.scale.is_cuda:  # a recorded step runs on a stream of its own and must find all of this done
             torch.cuda.current_stream(self.scale.device).synchronize()
+
+
+def _rows_within(piece: Tensor, table: Tensor, add: Callable[[int, int], None]) -> Callable[[], None] | None:
+    """What adds the gradient of those rows of `table` that lie in a piece of the memory that holds it."""
+    ahead, row = table.data_ptr() - piece.data_ptr(), table[0].nbytes
+    first, last = max(0, -ahead), min(table.nbytes, piece.nbytes - ahead)
+    return partial(add, first // row, last // row) if first < last else None
 
 
 def learning_rate(config: OptimConfig, step: int, progress: float) -> float:

@@ -1,6 +1,7 @@
 """The training step, written once: pixels -> samples -> colours -> loss -> gradients -> update. The native trainer,
 Lightning and the captured graph all run these functions; what they are made of is in `loss`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -71,11 +72,6 @@ def totals_of(sums: Tensor, result: StepResult) -> tuple[StepResult, Tensor]:
     return StepResult(losses[0], losses[1], counts[0], counts[1], counts[2]), weight
 
 
-def share_gradients(optimizer: Optimizer, weight: Tensor, team: Team) -> None:
-    """The gradient of the mean over all ranks' rays, on every rank; each had that of its own rays."""
-    team.reduce_gradients([buffer.grads for buffer in optimizer.learning], weight, optimizer.found_inf)
-
-
 def step_gradients(
     model: NerfModel,
     pixels: PixelSampler,
@@ -85,6 +81,7 @@ def step_gradients(
     *,
     stages: Stages | None = None,
     team: Team | None = None,
+    seen: Callable[[StepResult], None] | None = None,  # is told the result before the last backward
 ) -> StepResult:
     """One step up to the gradients, of this rank's rays alone; fixed shapes and no read-back, for a CUDA graph."""
     stages, team = stages or Stages(), team or Team()
@@ -101,8 +98,12 @@ def step_gradients(
         background = draw_background(model.config, step, own.count, pixels.device, own.first)
         options = {"capacity": capacity, "loss_scale": scale, "stages": stages}
         result = compute_loss(model, batch, background, step=step, first=own.first, **options)
-        backward(result.loss, scale)
         results.append(result)
+        if part + 1 == parts:
+            optimizer.held.on = not team.alone
+            if seen is not None:
+                seen(mean_result(results))
+        backward(result.loss, scale)
     return mean_result(results)
 
 
@@ -252,6 +253,7 @@ class TrainingStep(RayBatches):
             self.differentiate(results[-1].loss, scale)
             return result
         sums, wait = start_totals(result, team)  # travels while the gradients are computed
+        self.optimizer.held.on = True
         self.differentiate(results[-1].loss, scale)
         wait()
         return self.share(sums, result)
@@ -259,7 +261,7 @@ class TrainingStep(RayBatches):
     def share(self, sums: Tensor, result: StepResult) -> StepResult:
         """Take the mean of all ranks' gradients; what all of them saw, from their `start_totals`."""
         totals, weight = totals_of(sums, result)
-        share_gradients(self.optimizer, weight, self.team)
+        self.team.reduce_gradients(self.optimizer.exchanged(), weight, self.optimizer.found_inf)
         return totals
 
     def finish(self) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nerfturbo.ops import GradientSink, HashLayout, hash_encode, use_backend
+from nerfturbo.ops._sink import Held
 from nerfturbo.ops.hash_encode.reference import thin_out
 
 from ..ops.cases import assert_close, generator
@@ -79,6 +80,59 @@ def test_a_sink_takes_the_gradient_of_the_master(kernel_device: torch.device, dt
     want, want_grad = table_gradient("reference", positions, master.detach().half().float(), layout, grad.float())
     assert_close("encoding", out.detach().float(), want, 2e-3)
     assert_close("buffer", buffer.float() - 1, want_grad, 2e-5 if dtype == torch.float32 else 5e-3)
+
+
+@pytest.mark.usefixtures("poisoned_empty")
+@pytest.mark.parametrize("mode", ["free", "deterministic"])
+@pytest.mark.parametrize("backend", ["triton", "cpu", "reference"])
+def test_a_held_table_gets_the_gradient_of_the_levels_that_are_asked_for(
+    kernel_device: torch.device, backend: str, mode: str, request: pytest.FixtureRequest
+) -> None:
+    """Slices of the gradient of the whole, whatever the order: of both kinds of levels in one part, and thinned."""
+    if mode == "deterministic":
+        request.getfixturevalue("deterministic")
+    device = kernel_device if backend == "triton" else torch.device("cpu")
+    layout = HashLayout(n_levels=5, n_features=2, log2_entries=8, base_resolution=4, max_resolution=4000)
+    assert [level.scale <= 450 for level in layout.levels] == [True] * 3 + [False] * 2
+    positions, table = ray_points(150, device), torch.randn(layout.n_entries, 2, generator=generator(1)).to(device)
+    grad = torch.randn(150, layout.n_outputs, generator=generator(2)).to(device)
+    whole, parts, held = torch.ones_like(table), torch.ones_like(table), Held()
+    table_gradient(backend, positions, table, layout, grad, sink=GradientSink((whole,), thin=0.5, held=held))
+    assert not held.waiting and not torch.equal(whole, parts)
+    held.on, flag = True, torch.zeros((), device=device)
+    table_gradient(backend, positions, table, layout, grad, sink=GradientSink((parts,), flag, thin=0.5, held=held))
+    assert (parts == 1).all(), "not yet"
+    ((buffer, add),) = held.release()
+    assert buffer is parts and not held.on and not held.waiting
+    cuts = [0, layout.levels[2].offset, layout.levels[4].offset, layout.n_entries]
+    for first, last in [(cuts[2], cuts[3]), (cuts[0], cuts[1]), (cuts[1], cuts[2])]:
+        before = parts.clone()
+        add(first, last)
+        inside = slice(first, last)
+        if mode == "deterministic" or device.type == "cpu":
+            assert torch.equal(parts[inside], whole[inside])
+        else:
+            assert_close("levels", parts[inside], whole[inside], 1e-5)
+        before[inside] = parts[inside]
+        assert torch.equal(parts, before), "no other rows"
+    assert flag.item() == 0
+
+
+@pytest.mark.parametrize("backend", ["triton", "cpu", "reference"])
+def test_a_held_gradient_that_is_not_finite_is_reported_with_its_level(
+    kernel_device: torch.device, backend: str
+) -> None:
+    device = kernel_device if backend == "triton" else torch.device("cpu")
+    layout, held, flag = HashLayout(n_levels=3, n_features=2, **SMALL), Held(on=True), torch.zeros((), device=device)
+    table, grad = torch.zeros(layout.n_entries, 2, device=device), torch.ones(7, layout.n_outputs, device=device)
+    grad[3, 0] = float("inf")
+    sink = GradientSink((torch.zeros_like(table),), flag, held=held)
+    table_gradient(backend, ray_points(7, device), table, layout, grad, sink=sink)
+    ((_, add),) = held.release()
+    add(layout.levels[1].offset, layout.n_entries)
+    assert flag.item() == float(backend == "reference"), "the bad one is of the first level"
+    add(0, layout.levels[1].offset)
+    assert flag.item() == 1
 
 
 @pytest.mark.usefixtures("poisoned_empty")

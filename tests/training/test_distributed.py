@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ import pytest
 import torch
 
 from nerfturbo.errors import DistributedError, InputError
-from nerfturbo.ops import use_backend
+from nerfturbo.ops import GradientSink, use_backend
 from nerfturbo.training import optim
 from nerfturbo.training.checkpoint import latest_checkpoint
 from nerfturbo.training.distributed import (
     BACKEND_VARIABLE,
+    ProcessTeam,
     Team,
     choose_backend,
     is_launched,
@@ -26,7 +28,18 @@ from nerfturbo.training.distributed import (
 from nerfturbo.training.trainer import Trainer
 
 from ..tiny import ball_scene
-from .workers import HANG, MEAN_EVERY, alone, config_for, everything, meet_trouble, state_of, together, wait_for_one
+from .workers import (
+    HANG,
+    MEAN_EVERY,
+    alone,
+    config_for,
+    everything,
+    free_port,
+    meet_trouble,
+    state_of,
+    together,
+    wait_for_one,
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,16 +62,18 @@ def gap(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> floa
     return max(float((value.double() - second[name].double()).abs().max()) for name, value in first.items())
 
 
-@pytest.mark.parametrize("split", ["double", "uneven", "idle"])
+@pytest.mark.parametrize("split", ["double", "uneven", "idle", "parts"])
 def test_in_float64_two_ranks_are_one_process_with_twice_the_rays(
     one: dict[str, Any], two: list[dict[str, Any]], split: str
 ) -> None:
-    """Parameters and grid, for even parts, for a fifth and four fifths, and for a rank that never has a sample."""
+    """Parameters and grid, for even parts, for a fifth and four fifths, for a rank that never has a sample, and for
+    several batches a step; each of the three levels of the table travels by itself."""
     for rank in two:
         assert gap(one[split]["state"], rank[split]["state"]) < 1e-9
         assert rank[split]["counts"] == one[split]["counts"]
         assert rank[split]["rays"] == one[split]["rays"]
         assert rank[split]["losses"] == pytest.approx(one[split]["losses"], rel=1e-6)
+        assert [len(pieces) for pieces in rank[split]["pieces"]] == [1, 3]  # networks, table
     assert one["double"]["losses"][-1] < 0.3 * one["double"]["losses"][0]  # it did train
 
 
@@ -68,6 +83,76 @@ def test_in_fp32_first_gradients_and_losses_agree(one: dict[str, Any], two: list
         assert (rank["single"]["moments"] - truth).norm() < 1e-5 * truth.norm()
         assert rank["single"]["losses"] == pytest.approx(one["single"]["losses"], rel=1e-5)
         assert rank["single"]["summary"].rays == one["single"]["summary"].rays
+
+
+@pytest.mark.parametrize("run", ["single", "bf16", "fp16"])
+def test_pieces_change_nothing(two: list[dict[str, Any]], run: str) -> None:
+    """Three levels in three pieces, in two, and in one: the same to the bit."""
+    for found in two:
+        for name, n_pieces in (("two pieces", 2), ("one piece", 1)):
+            other = found[f"{run}, {name}"]
+            assert [len(pieces) for pieces in other["pieces"]] == [1, n_pieces]
+            assert torch.equal(found[run]["moments"], other["moments"])
+            assert gap(found[run]["state"], other["state"]) == 0.0
+
+
+def test_a_table_gradient_of_one_rank_that_is_not_finite_skips_the_step_of_all(two: list[dict[str, Any]]) -> None:
+    for found in two:
+        assert found["flag"]["skipped"] == [0, 0, 1, 0, 0]
+    assert gap(two[0]["flag"]["state"], two[1]["flag"]["state"]) == 0.0
+
+
+@pytest.fixture
+def team_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[Team]:
+    """It really communicates, with itself."""
+    own = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    team = join_team()
+    yield team
+    team.close()
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_a_piece_of_the_table_travels_while_the_next_is_computed(
+    team_of_one: Team, backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order in which the real step computes and sends: networks, then level after level, the finest first; and
+    nothing is waited for before all are under way. The flag goes last, for the last level may raise it. Computed and
+    sent like this, the gradients are those of a process alone."""
+    monkeypatch.setattr(optim, "PIECE", 1)
+    with use_backend(backend):
+        alone, together = (Trainer(config_for(1), ball_scene(), team=team) for team in (Team(), team_of_one))
+        alone.stepper.advance(0, 1)  # type: ignore[union-attr]
+    table, (networks, features) = together.model.field.encoding.layout, together.optimizer.buffers
+    names = {features.grads[level.offset * table.n_features :].data_ptr(): i for i, level in enumerate(table.levels)}
+    names = {address: f"level {index}" for address, index in names.items()}
+    names |= {networks.grads.data_ptr(): "networks", together.optimizer.found_inf.data_ptr(): "flag"}
+    send, add, wait = torch.distributed.all_reduce, GradientSink.add, ProcessTeam._wait_or_give_up
+    told: list[str] = []
+
+    def noted_send(values: torch.Tensor, *args: Any, **options: Any) -> Any:
+        told.append(f"send {names.get(values.data_ptr(), 'totals' if values.numel() == 5 else 'grid')}")
+        return send(values, *args, **options)
+
+    def noted_add(sink: GradientSink, rows: Any) -> None:
+        def noted(first: int, last: int) -> None:
+            levels = "-".join(str(level) for level in range(*table.levels_of(first, last)))
+            told.append(f"compute level {levels}")
+            rows(first, last)
+
+        add(sink, noted if len(sink.buffers[0]) == table.n_entries else rows)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", noted_send)
+    monkeypatch.setattr(GradientSink, "add", noted_add)
+    monkeypatch.setattr(ProcessTeam, "_wait_or_give_up", lambda team, work: (told.append("wait"), wait(team, work)))
+    with use_backend(backend):
+        together.stepper.advance(0, 1)  # type: ignore[union-attr]
+    levels = [f"{verb} level {index}" for index in (2, 1, 0) for verb in ("compute", "send")]
+    first = told.index("send totals")
+    assert told[first:] == ["send totals", "wait", "send networks", *levels, "send flag", *["wait"] * 5]
+    for own, other in zip(alone.optimizer.buffers, together.optimizer.buffers, strict=True):
+        assert torch.equal(own.state.first, other.state.first) and own.state.first.any()
 
 
 @pytest.mark.parametrize("run", ["double", "uneven", "single", "bf16", "fp16"])

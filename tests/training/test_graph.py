@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,9 +28,13 @@ from nerfturbo.data.scene import Scene
 from nerfturbo.presets import preset
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.sampling import OccupancyGrid
+from nerfturbo.training import optim
+from nerfturbo.training.distributed import BACKEND_VARIABLE, Team, join_team
 from nerfturbo.training.graph import DeviceStep
 from nerfturbo.training.optim import Optimizer
 from nerfturbo.training.trainer import Trainer, half_dtype
+
+from .workers import free_port
 
 pytestmark = pytest.mark.gpu
 
@@ -59,13 +64,14 @@ def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def make_step(scene: Scene, config: Config, *, capture: bool) -> DeviceStep:
+def make_step(scene: Scene, config: Config, *, capture: bool, team: Team | None = None) -> DeviceStep:
     model = NerfModel(config, SceneBounds.of(scene)).to("cuda")
     if model.photos is not None:  # as the trainer has it once all levels are there
         model.photos.observe(scene.cameras, scene.aabb)
         model.photos.progress.fill_(1.0)
     optimizer = Optimizer(model, config.optim, half_dtype=half_dtype(config, model.device))
-    return DeviceStep(model, PixelSampler(scene, "cuda", config.train.seed), optimizer, capture=capture)
+    pixels = PixelSampler(scene, "cuda", config.train.seed)
+    return DeviceStep(model, pixels, optimizer, capture=capture, team=team)
 
 
 def run(step: DeviceStep, n_steps: int) -> dict[str, Tensor]:
@@ -91,6 +97,31 @@ def test_captured_equals_eager_with_everything_that_is_learned_per_photo(scene: 
         assert torch.equal(value, eager[name]), name
     for name in ("pose", "focal", "exposure", "appearance"):
         assert float(captured[f"photos.{name}"].abs().max()) > 0.0, name
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_a_team_of_one_is_a_process_alone(
+    scene: Scene, deterministic: None, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Captured and eager: its table travels in pieces, recorded with the collectives or replayed beside them."""
+    own = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for name, value in (own | {BACKEND_VARIABLE: backend}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(optim, "PIECE", 1 << 17)
+    alone = run(make_step(scene, SMALL, capture=True), 64)
+    team = join_team("cuda")
+    try:
+        for capture in (True, False):
+            step = make_step(scene, SMALL, capture=capture, team=team)
+            found = run(step, 64)
+            assert step.capture == capture and [len(buffer.pieces) > 3 for buffer in step.optimizer.buffers][1]
+            assert not step.optimizer.held.waiting and not step.optimizer.held.on
+            for name, value in alone.items():
+                assert torch.equal(value, found[name]), (name, capture)
+            del step
+            gc.collect()  # recorded collectives must not outlive their team
+    finally:
+        team.close()
 
 
 def test_deterministic_mode_repeats_itself(scene: Scene, deterministic: None):

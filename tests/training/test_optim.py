@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nerfturbo.config import Config, OptimConfig
-from nerfturbo.ops import use_backend
+from nerfturbo.ops import GradientSink, use_backend
 from nerfturbo.training import Trainer, load_model, optim
 from nerfturbo.training.loss import ray_budget
 from nerfturbo.training.optim import learning_rate
@@ -208,6 +208,34 @@ def test_a_sampler_that_knows_how_many_rays_fill_a_batch_limits_them() -> None:
     assert ray_budget(model).max_rays == 64
 
 
+@pytest.mark.parametrize(("piece", "n_pieces"), [(1, 3), (768, 2), (1 << 22, 1)])
+def test_every_gradient_is_exchanged_once(piece: int, n_pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks in one piece, then a table's levels from the last on, in any number of pieces; what autograd made beside
+    the buffers is in them. A backward that was held back is run by the pieces alone, each row once."""
+    monkeypatch.setattr(optim, "PIECE", piece)
+    config = tiny_config()
+    made = Trainer(replace(config, field=replace(config.field, n_levels=3)), ball_scene()).optimizer
+    networks, table = made.buffers
+    for buffer in made.buffers:
+        for parameter in buffer.parameters:
+            parameter.grad = torch.full_like(parameter, 2.0)
+    rows: list[tuple[int, int]] = []
+    made.held.on = True
+    sink = GradientSink((table.grad_views[0],), held=made.held)
+    sink.add(lambda first, last: rows.append((first, last)))
+    pieces = made.exchanged()
+    assert not rows and not made.held.on and made.exchanged()[-1][0] == []
+    assert [len(runs) for runs, _ in pieces] == [0, *[1] * n_pieces]
+    for runs, values in pieces:
+        assert (values == 2.0).all()
+        values.add_(1.0)
+        for run in runs:
+            run()
+    assert (networks.grads == 3.0).all() and (table.grads == 3.0).all()
+    assert rows[0][1] == len(table.grad_views[0]) and rows[-1][0] == 0
+    assert [first for first, _ in rows[:-1]] == [last for _, last in rows[1:]]
+
+
 def test_a_level_of_tables_decays_by_its_own_size() -> None:
     class Tables(torch.nn.Module):
         level_sizes, kept_levels = [4, 2, 8, 8, 6], 1
@@ -217,8 +245,8 @@ def test_a_level_of_tables_decays_by_its_own_size() -> None:
             self.tables = torch.nn.ParameterList([torch.zeros(28)])
 
     model, other = Tables(), torch.nn.Parameter(torch.zeros(6))
-    found = optim.level_decays(model, [model.tables[0], other], 12.0)
+    found = optim.level_decays(optim.table_levels(model, [model.tables[0], other]), 12.0)
     assert found == ((0, 4, 0.0), (4, 6, 12.0), (6, 22, 3.0), (22, 34, 4.0))  # 2 * 12 / size, runs of one decay joined
-    assert optim.level_decays(model, [other], 0.0) == ()
+    assert optim.level_decays(optim.table_levels(model, [other]), 0.0) == ()
     made = trainer(table_decay=12.0).optimizer
     assert [bool(buffer.rule.decays) for buffer in made.buffers] == [False, True]  # networks, tables

@@ -22,7 +22,7 @@ from nerfturbo.rendering.model import NerfModel
 from nerfturbo.rendering.render import field_functions, ray_marching, volume_rendering
 from nerfturbo.training import Trainer
 from nerfturbo.training import loss as chain
-from nerfturbo.training.optim import level_decays
+from nerfturbo.training.optim import level_decays, table_levels
 from nerfturbo.types import PackedSamples, Rays
 
 from ..tiny import ball_scene, tiny_config
@@ -112,7 +112,7 @@ def test_table_decay_is_the_gradient_of_the_mean_square_of_levels() -> None:
     (wanted,) = torch.autograd.grad(0.1 * loss, table)
     decayed = torch.cat([decay * buffer.values[first:last] for first, last, decay in buffer.rule.decays])
     assert torch.allclose(decayed.view_as(table), wanted, rtol=1e-5, atol=0.0)
-    assert level_decays(made.model, buffer.parameters, 0.0) == ()
+    assert level_decays(table_levels(made.model, buffer.parameters), 0.0) == ()
     made.fit()
     plain = Trainer(tiny_config(), ball_scene())
     plain.fit()

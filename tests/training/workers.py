@@ -34,6 +34,7 @@ from ..tiny import ball_scene, tiny_config
 
 Work = Callable[..., Any]
 HANG = 3.0  # for the 60 s of `distributed.HANG_SECONDS`
+TWO_PIECES = 38_000  # values, of the 77,200 of the table of `config_for`
 MEAN_EVERY = 4  # for the 16 steps of `optim.EMA_EVERY`
 QUIET: dict[str, Any] = {
     "enable_progress_bar": False,
@@ -123,9 +124,10 @@ def nothing_for_rank_0(step: int, rank: int, world: int, n_rays: int) -> RayShar
     return RayShare(0, 0) if rank == 0 else RayShare(0, n_rays)
 
 
-def train_double(team: Team, n_steps: int = 50, split: Any = None) -> dict[str, Any]:
-    """Parameters and grid in float64 after some steps."""
+def train_double(team: Team, n_steps: int = 50, split: Any = None, parts: int = 1) -> dict[str, Any]:
+    """Parameters and grid in float64 after some steps, each of `parts` batches."""
     config = config_for(team.world)
+    config = replace(config, train=replace(config.train, accumulate=parts))
     torch.set_default_dtype(torch.float64)
     try:
         model = NerfModel(config, SceneBounds.of(ball_scene())).double()
@@ -136,7 +138,9 @@ def train_double(team: Team, n_steps: int = 50, split: Any = None) -> dict[str, 
     stepper = TrainingStep(model, PixelSampler(ball_scene()), optimizer, stages=stages, team=team)
     records = [stepper.advance(step, 1) for step in range(n_steps)]
     losses, counts = [record.loss for record in records], [record.n_samples for record in records]
-    return {"state": state_of(model, optimizer), "losses": losses, "counts": counts, "rays": stepper.n_rays}
+    pieces = [buffer.pieces for buffer in optimizer.buffers]
+    state = state_of(model, optimizer)
+    return {"state": state, "losses": losses, "counts": counts, "rays": stepper.n_rays, "pieces": pieces}
 
 
 def train_single(team: Team, compression: Any = None) -> dict[str, Any]:
@@ -152,7 +156,21 @@ def train_single(team: Team, compression: Any = None) -> dict[str, Any]:
 
     trainer = Trainer(config_for(team.world, steps=20), ball_scene(), callbacks=[look], team=team)
     summary, state = trainer.fit(), state_of(trainer.model, trainer.optimizer)
-    return {"moments": moments[0], "losses": losses, "state": state, "summary": summary}
+    pieces = [buffer.pieces for buffer in trainer.optimizer.buffers]
+    return {"moments": moments[0], "losses": losses, "state": state, "summary": summary, "pieces": pieces}
+
+
+def raise_flag(team: Team) -> dict[str, Any]:
+    """A table's backward on the last rank meets what is not finite in step 2: which steps are skipped, and the end."""
+
+    def draw(sampler: PixelSampler, step: int, share: RayShare) -> PixelBatch:
+        if step == 2 and team.rank == team.world - 1:
+            trainer.optimizer.found_inf.fill_(1.0)
+        return sampler.draw(step, share.count, first=share.first)
+
+    trainer = Trainer(config_for(team.world), ball_scene(), team=team, stages=Stages(draw=draw))
+    skipped = [trainer.stepper.advance(step, 1).skipped for step in range(5)]
+    return {"skipped": skipped, "state": state_of(trainer.model, trainer.optimizer)}
 
 
 def stop_early(team: Team) -> tuple[int, str]:
@@ -309,9 +327,16 @@ def find_rate(team: Team, folder: str) -> list[float]:
 
 
 def everything(team: Team, folder: str) -> dict[str, Any]:
-    """One start of the processes for all tests: starting them is what takes long."""
+    """One start of the processes for all tests: starting them is what takes long. Tables are cut into more pieces than
+    they have levels, if that were possible; then into two, and not at all."""
     with patch.object(optim, "EMA_EVERY", MEAN_EVERY):
-        return _everything(team, folder)
+        with patch.object(optim, "PIECE", 1):
+            found = _everything(team, folder)
+        for name, piece in (("two pieces", TWO_PIECES), ("one piece", 1 << 40)):
+            with patch.object(optim, "PIECE", piece):
+                for compression in (None, "bf16", "fp16") if not team.alone else ():
+                    found[f"{compression or 'single'}, {name}"] = train_single(team, compression)
+        return found
 
 
 def _everything(team: Team, folder: str) -> dict[str, Any]:
@@ -319,6 +344,8 @@ def _everything(team: Team, folder: str) -> dict[str, Any]:
         "double": train_double(team),
         "uneven": train_double(team, 20, uneven),
         "idle": train_double(team, 20, nothing_for_rank_0),
+        "parts": train_double(team, 20, uneven, 3),
+        "flag": raise_flag(team),
         "single": train_single(team),
         "resumed": save_and_go_on(team, folder),
         "stopped": stop_early(team),

@@ -81,6 +81,11 @@ class HashLayout:
     def n_entries(self) -> int:
         return self.levels[-1].offset + self.levels[-1].size
 
+    def levels_of(self, first: int, last: int) -> tuple[int, int]:
+        """First level, and the one after the last, of rows first ... last - 1, which must be those of whole levels."""
+        own = [index for index, level in enumerate(self.levels) if first <= level.offset < last]
+        return own[0], own[-1] + 1
+
     @property
     def n_outputs(self) -> int:
         return self.n_levels * self.n_features

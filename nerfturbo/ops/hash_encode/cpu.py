@@ -113,13 +113,13 @@ def _encode(first, last, n_chunks, unit, table, levels, lanes, out):
 
 
 @jit()
-def _scatter(first, last, n_used, unit, grad, levels, lanes, clear, table_grad, checks):
-    """Tasks first ... last - 1, of which task t adds the part of level n_levels - 1 - t to the table's gradient.
+def _scatter(first, last, end, n_used, unit, grad, levels, lanes, clear, table_grad, checks):
+    """Tasks first ... last - 1, of which task t adds the part of level end - 1 - t to the table's gradient.
     checks[level] becomes 0, or NaN where a gradient is not finite."""
     rows, fractions = np.empty(8 * BLOCK, np.uint32), np.empty(3 * BLOCK, np.float32)
     features, zero, one = len(lanes), np.float32(0.0), np.float32(1.0)
     for task in range(first, last):
-        level = levels.scales.shape[0] - 1 - task
+        level = end - 1 - task
         own = table_grad[levels.offsets[level] : levels.offsets[level] + levels.sizes[level]]
         if clear:
             own[:] = zero
@@ -202,12 +202,16 @@ class _HashEncode(Node):
         if ctx.needs_input_grad[1]:
             buffer = None if sink is None or sink.buffers[0].dtype != torch.float32 else sink.buffers[0]
             target = torch.empty(layout.n_entries, layout.n_features) if buffer is None else buffer
-            checks = np.zeros(layout.n_levels, np.float32)
-            launch(_scatter, layout.n_levels, 1, n_used, unit, columns, levels, lanes, buffer is None, target, checks)
-            if sink is None:
-                to_table = target.to(ctx.dtype)
-            else:
-                sink.take((target,) if buffer is None else (), finite=bool(np.isfinite(checks).all()))
+            checks, clear = np.zeros(layout.n_levels, np.float32), buffer is None
+
+            def add(first_row: int, last_row: int) -> None:
+                first, last = layout.levels_of(first_row, last_row)
+                launch(_scatter, last - first, 1, last, n_used, unit, columns, levels, lanes, clear, target, checks)
+                if sink is not None:
+                    sink.take((target,) if clear else (), finite=bool(np.isfinite(checks).all()))
+
+            add(0, layout.n_entries) if sink is None or clear else sink.add(add)
+            to_table = target.to(ctx.dtype) if sink is None else None
         if ctx.needs_input_grad[0]:
             wide = torch.zeros(positions.shape[0], 3)
             source, rows = positions.detach().float().numpy(), values.float()

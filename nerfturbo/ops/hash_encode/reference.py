@@ -19,8 +19,7 @@ def table_rows(level: HashLevel, corner: Tensor) -> Tensor:
 
 
 def hash_encode(positions, table, layout, *, half=None, sink=None, n_used=None) -> Tensor:
-    buffer, found_inf = (None, None) if sink is None else (sink.buffers[0], sink.found_inf)
-    table, positions = redirect(table, half, buffer, found_inf), zero_tail(positions, n_used)
+    table, positions = redirect(table, half, sink), zero_tail(positions, n_used)
     work = torch.float64 if torch.float64 in (positions.dtype, table.dtype) else torch.float32
     clamped = positions.to(work).clamp(0.0, 1.0)
     features = []

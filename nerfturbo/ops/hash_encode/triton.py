@@ -12,6 +12,7 @@ dtypes: positions fp32; table fp16, bf16 or fp32; weights and sums fp32.
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -210,14 +211,14 @@ def _fixed_point_scale(grad: Tensor, n_used: Tensor | None) -> tuple[Tensor, Ten
     return torch.exp2(power), inverse
 
 
-def add_table_gradient(buffer, positions, grad, layout, n_used, found_inf, thin=0.0) -> None:
-    """buffer += gradient of the table, for the incoming gradient (n, n_levels * n_features) in any strides. `thin`, as
-    a sink has it, counts on levels that are not added up in runs."""
+def table_gradient(buffer, positions, grad, layout, n_used, found_inf, thin=0.0) -> Callable[[int, int], None]:
+    """What adds rows of whole levels to a buffer of the table's gradient, for the incoming gradient (n, n_levels *
+    n_features) in any strides. `thin`, as a sink has it, counts on levels that are not added up in runs."""
     if buffer.dtype not in (torch.float32, torch.float16):
         raise InputError("sink buffer of table", "torch.float32 or torch.float16", str(buffer.dtype))
     n, n_coarse = positions.shape[0], _coarse_levels(layout)
     if n == 0:
-        return
+        return lambda first_row, last_row: None
     sums, scale, inverse = buffer, None, None
     if torch.are_deterministic_algorithms_enabled():
         scale, inverse = _fixed_point_scale(grad, n_used)
@@ -226,19 +227,24 @@ def add_table_gradient(buffer, positions, grad, layout, n_used, found_inf, thin=
     # A vector atomic holds 16 bytes.
     pair = 2 * layout.n_features * sums.element_size() <= 16
     pair = pair and (sums.dtype == torch.float16 or _vector_atomics(sums.device))
-    for first, last, runs in ((0, n_coarse, True), (n_coarse, layout.n_levels, False)):
-        block = RUN_BLOCK if runs else BLOCK
-        if first < last:
-            # Level after level: the cache holds one of them, not a whole table.
-            _backward_table_kernel[(cdiv(n, block), last - first)](
-                p_positions=positions, p_grad=grad, p_table=sums, p_levels=levels, p_scales=scales, p_used=n_used,
-                p_found_inf=found_inf, p_scale=scale, n=n, first_level=first,
-                stride_xn=positions.stride(0), stride_xc=positions.stride(1),
-                stride_gn=grad.stride(0), stride_gf=grad.stride(1), thin=thin, F=layout.n_features, BLOCK=block,
-                PAIR=pair, RUNS=runs, THIN=thin > 0.0 and not runs, num_warps=RUN_WARPS if runs else WARPS,
-            )  # fmt: skip
-    if inverse is not None:
-        buffer.add_(sums.to(torch.float32) * inverse)
+
+    def add(first_row: int, last_row: int) -> None:
+        start, end = layout.levels_of(first_row, last_row)
+        for first, last, runs in ((start, min(end, n_coarse), True), (max(start, n_coarse), end, False)):
+            block = RUN_BLOCK if runs else BLOCK
+            if first < last:
+                # Level after level: the cache holds one of them, not a whole table.
+                _backward_table_kernel[(cdiv(n, block), last - first)](
+                    p_positions=positions, p_grad=grad, p_table=sums, p_levels=levels, p_scales=scales, p_used=n_used,
+                    p_found_inf=found_inf, p_scale=scale, n=n, first_level=first,
+                    stride_xn=positions.stride(0), stride_xc=positions.stride(1),
+                    stride_gn=grad.stride(0), stride_gf=grad.stride(1), thin=thin, F=layout.n_features, BLOCK=block,
+                    PAIR=pair, RUNS=runs, THIN=thin > 0.0 and not runs, num_warps=RUN_WARPS if runs else WARPS,
+                )  # fmt: skip
+        if inverse is not None:
+            buffer[first_row:last_row].add_(sums[first_row:last_row].to(torch.float32) * inverse)
+
+    return add
 
 
 @triton.jit
@@ -374,7 +380,8 @@ class _HashEncode(Node):
             (shape, dtype), sink = ctx.like, ctx.sink
             if sink is None:
                 sink = GradientSink((torch.zeros(shape, dtype=torch.float32, device=grad.device),))
-            add_table_gradient(sink.buffers[0], positions, grad, ctx.layout, n_used, sink.found_inf, sink.thin)
+            buffer, flags = sink.buffers[0], (sink.found_inf, sink.thin)
+            sink.add(table_gradient(buffer, positions, grad, ctx.layout, n_used, *flags))
             grad_table = sink.buffers[0].to(dtype) if ctx.sink is None else None
         return grad_positions, grad_table
 

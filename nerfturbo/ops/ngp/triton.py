@@ -381,7 +381,7 @@ class _NgpQuery(Node):
             needs_x = ctx.needs_input_grad[0] or to_table is not None
             dx = mlp.mlp_backward(x, weights[:2], dfeatures, None, needs_x=needs_x, sums=sums[:2])
             if dx is not None and to_table is not None:
-                hashing.add_table_gradient(to_table, positions, dx, ctx.layout, None, None)
+                hashing.table_gradient(to_table, positions, dx, ctx.layout, None, None)(0, to_table.shape[0])
             if dx is not None and ctx.needs_input_grad[0]:
                 to_positions = hashing.positions_gradient(positions, source, dx, ctx.layout, None)
         elif ctx.needs_input_grad[0]:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .._sink import redirect, zero_tail
+from .._sink import GradientSink, redirect, zero_tail
 from ..packed import take_rows
 from . import SIDE, VoxelIndex, VoxelTables
 
@@ -44,8 +44,8 @@ def _blended_density(found: list[tuple[Tensor, Tensor]], table: Tensor, empty: f
 
 
 def voxel_lookup(positions, basis, ray_indices, tables, index, *, half=None, sink=None, n_used=None) -> Tensor:
-    buffers, flag = ((None, None), None) if sink is None else (sink.buffers, sink.found_inf)
-    tables = VoxelTables(*(redirect(t, h, b, flag) for t, h, b in zip(tables, (None, half), buffers, strict=True)))
+    sinks = (None, None) if sink is None else (GradientSink((buffer,), sink.found_inf) for buffer in sink.buffers)
+    tables = VoxelTables(*(redirect(t, h, s) for t, h, s in zip(tables, (None, half), sinks, strict=True)))
     positions = zero_tail(positions, n_used)
     work = _width(positions, basis, *tables)
     found = corners(positions, index, work)
