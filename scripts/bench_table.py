@@ -257,6 +257,7 @@ def gpu_figures() -> str:
     made = long["trainers"]
     frame, video = values("h200/render")["timings"][0], values("h200/outputs")["video"]
     compat, quality = values("h200/compat_step")["ours"], values("h200/quality_lego")[0]
+    kill, tests = values("h200/kill_resume"), values("h200/gpu_tests")["runs"]
     seconds = " / ".join(f"{mark['seconds']:.0f}" for mark in lego["median_psnr"])
 
     def skipped(run: dict[str, Any]) -> str:
@@ -305,6 +306,16 @@ def gpu_figures() -> str:
             "live_page",
         ),
         ("nerfacc's loop over `nerfturbo.compat`", f"{compat['ms_per_step_median']:.1f} ms a step", "compat_step"),
+        (
+            f"{kill['commands']} runs killed {kill['kills']} times, {kill['inside_a_save']} inside a save",
+            f"{kill['lost']} lost or not equal to the bit",
+            "kill_resume",
+        ),
+        (
+            f"the tests that need a GPU, {len(tests)} times in a row",
+            f"{tests[0]['passed']} passed, {sum(run['exit'] != 0 for run in tests)} failures",
+            "gpu_tests",
+        ),
     ]
     return table(["what", "measured", "file"], [[a, b, f"`h200/{c or 'vanilla_step'}.json`"] for a, b, c in rows])
 
@@ -623,8 +634,8 @@ def five_lines() -> str:
 def own_tests() -> str:
     rows = values("cpu/public_code")["tests"]
     return table(
-        ["nerfacc", "passed", "not meant to work", "why"],
-        [[row["version"], str(row["passed"]), str(row["not_meant"]), row["why"] or "-"] for row in rows],
+        ["nerfacc", "on", "passed", "not meant to work", "why"],
+        [[row["version"], row["device"], str(row["passed"]), str(row["not_meant"]), row["why"] or "-"] for row in rows],
     )
 
 
