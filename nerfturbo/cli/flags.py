@@ -60,10 +60,31 @@ def parse(kind: type[T], argv: Sequence[str], prog: str, *, default: T | None = 
         cause = end.__context__
         while cause is not None and not isinstance(cause, InputError):
             cause = cause.__context__
-        if cause is not None:  # a config refused a value: one line in its words, without tyro's box
+        # A config refused a value, or the parser did: one line, without tyro's box.
+        if (cause := cause or _in_one_line(said.getvalue(), name)) is not None:
             raise cause from None
         print(said.getvalue(), end="", file=sys.stderr)
         raise
+
+
+def _in_one_line(box: str, prog: str) -> NerfturboError | None:
+    """What tyro said in a box, in the words of all other errors; None where it said something else."""
+    text, hint = " ".join(re.sub("[╭─╮│╰╯]", " ", box).split()), f"`{prog} --help` lists all"
+    if found := re.search(rf"Missing from {prog}: (\S+) (.+?)\.? \(required\)", text):
+        return InputError(found[1], found[2][:1].lower() + found[2][1:], "nothing", hint)
+    if found := re.search(r"Missing value for argument '(\S+)'", text):
+        return InputError(found[1], "a value", "nothing", hint)
+    if found := re.search(r"invalid choice '(.*?)' for argument '(\S+)'\. Expected one of \((.+?)\)\.", text):
+        options = re.findall(r"'(.*?)'", found[3])
+        return InputError(found[2], "one of " + ", ".join(options), found[1], did_you_mean(found[1], options))
+    got = re.search(r"(?:from \[|arguments: \[|base 10: |to float: )(.+?)(?:\]|(?<=') )", text)
+    if got and (found := re.search(r"Error parsing (\S+):.* helptext: \S+ (.+?) [A-Z][a-z]", text)):
+        kinds = {"class 'int'": "a whole number", "int()": "a whole number", "float": "a number"}
+        return InputError(
+            found[1], next((kinds[k] for k in kinds if k in text and "," not in got[1]), found[2]), got[1], hint
+        )
+    found = re.search(r"Unrecognized options: (.*?) For full", text)
+    return None if found is None else NerfturboError(f"unexpected {found[1]}: {hint}")
 
 
 def print_help(kind: type, prog: str, groups: dict[str, str] | None = None) -> None:

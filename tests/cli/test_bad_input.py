@@ -146,6 +146,25 @@ def test_bad_flags_exit_with_2(nerfturbo: Nerfturbo, flags: list[str]) -> None:
     assert result.code == 2 and result.err and "Traceback" not in result.err
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("render", "RUN: expected a run folder, got nothing; `nerfturbo render --help`"),
+        ("train toybox --steps 1.5", "--steps: expected a whole number, got '1.5'"),
+        ("train toybox --field.n-levels x", "--field.n-levels: expected a whole number, got 'x'"),
+        ("train toybox --time-limit soon", "--time-limit: expected a number, got 'soon'"),
+        ("train toybox --optim.lr=fast", "--optim.lr: expected a number, got 'fast'"),
+        ("train toybox --optim.lr", "--optim.lr: expected a value, got nothing"),
+        ("train toybox --loss.kind mze", "--loss.kind: expected one of .*, got mze; did you mean mse?"),
+        ("bench scene toybox --marks a b", "--marks: expected SECONDS, got 'a', 'b'"),
+        ("train toybox --device cpu more", "unexpected more"),
+    ],
+)
+def test_the_parser_answers_in_one_line(nerfturbo: Nerfturbo, words: str, says: str) -> None:
+    assert_refused(nerfturbo(*words.split()), f"^error: {says}")
+    assert nothing_left()
+
+
 @pytest.mark.parametrize("words", [["frobnicate"], ["scene"], ["scene", "inof"], ["bench", "everything"]])
 def test_unknown_commands_list_the_known_ones(nerfturbo: Nerfturbo, words: list[str]) -> None:
     result = nerfturbo(*words)
