@@ -18,7 +18,8 @@ from ..files import replacing, write_atomically
 from ..rendering.model import NerfModel
 from . import Progress, check_ending, quiet
 from .atlas import PADDING, unwrap
-from .mesh import MAX_CAMERAS, Mesh, Up, colors_from_outside, glb_bytes, rotate_normals, upright
+from .fusion import MAX_CAMERAS
+from .mesh import Mesh, Up, colors_from_outside, glb_bytes, rotate_normals, upright
 from .raster import Fragments, rasterize
 from .usdz import usdz_bytes
 
