@@ -20,7 +20,8 @@ from . import Progress, quiet
 MAX_POINTS = 1 << 31
 MAX_CAMERAS = 64  # that look where surfaces are
 MAX_PIXELS = 400  # of the longer side of what they see
-TRUNCATION = 4.0  # voxels: a camera says nothing about what lies farther behind what it sees
+TRUNCATION = 2.0  # voxels that distances are cut to: larger loses what is thin
+HIDDEN = 4.0  # voxels behind what a camera sees from which it says nothing: less leaves holes where views disagree
 BLOCK = 8  # voxels a side of what is looked at together
 CPU_POINTS, GPU_POINTS = 1 << 14, 1 << 20  # in one go; on a CPU they stay in its caches
 RENDERING = 0.6  # of the time
@@ -72,8 +73,8 @@ def median_depths(model: NerfModel, camera: Cameras) -> Tensor:
 @torch.no_grad()
 def fuse(model: NerfModel, cameras: Cameras, box: Aabb, voxel: float, *, progress: Progress = quiet) -> Tensor:
     """(nx, ny, nz) float32 on the CPU: how far box.low + (i, j, k) * voxel lies behind what cameras see, over
-    TRUNCATION and cut to -1 ... 1: the mean over the cameras that see the point, or a surface up to so far before it.
-    NaN where there are none."""
+    TRUNCATION and cut to -1 ... 1: the mean over the cameras that see the point, or a surface less than HIDDEN before
+    it. NaN where there are none."""
     counts, device, reach = points_along(box, voxel), model.device, TRUNCATION * voxel
     low, sides = torch.tensor(box.low, device=device), [math.ceil(count / BLOCK) for count in counts]
     near, depths = torch.zeros(sides, dtype=torch.bool, device=device), []
@@ -99,8 +100,8 @@ def fuse(model: NerfModel, cameras: Cameras, box: Aabb, voxel: float, *, progres
             row, column, inside = pixels_of(camera, points)
             surface = depth[row * int(camera.size[0, 0]) + column]
             behind = ((points - camera.positions[0]).norm(dim=-1) - surface) / reach
-            seen = inside & (behind < 1.0)
-            found = torch.stack([torch.where(seen, behind.clamp_min(-1.0), 0.0), seen.float()])
+            seen = inside & (behind < HIDDEN / TRUNCATION)
+            found = torch.stack([torch.where(seen, behind.clamp(-1.0, 1.0), 0.0), seen.float()])
             sums[:, part] += found.view(2, -1, BLOCK**3)
         progress(RENDERING + (1.0 - RENDERING) * (index + 1) / len(few))
     whole = torch.full([side * BLOCK for side in sides], torch.nan)

@@ -118,7 +118,7 @@ def test_distances_are_those_to_the_surface_and_unknown_where_nobody_sees(model:
     distance, known = Room().distance(places) / voxel, behind.isfinite().view(-1)
     assert bool(known[(distance.abs() < 1.5) & (places.abs().amax(-1) < WALL - 0.1)].all())
     assert not bool(known[distance < -BLOCK - TRUNCATION].any())  # in the ball's middle
-    near = known & (distance.abs() < 2.0)
+    near = known & (distance.abs() < 1.5)
     error = (behind.view(-1)[near] * TRUNCATION + distance[near]).abs()
     assert float(error.mean()) < 1.0
     brute = behind.isfinite().unfold(0, 2, 1).unfold(1, 2, 1).unfold(2, 2, 1).flatten(3).all(-1)
