@@ -2,6 +2,7 @@
 and Levoy, 1996)."""
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ TRUNCATION = 2.0  # voxels that distances are cut to: larger loses what is thin
 HIDDEN = 4.0  # voxels behind what a camera sees from which it says nothing: less leaves holes where views disagree
 BLOCK = 8  # voxels a side of what is looked at together
 CPU_POINTS, GPU_POINTS = 1 << 14, 1 << 20  # in one go; on a CPU they stay in its caches
-RENDERING = 0.6  # of the time
+RENDERING = 0.7  # of the time
 
 
 def points_along(box: Aabb, voxel: float) -> list[int]:
@@ -44,8 +45,9 @@ def check_points(points: int, further: int = 0) -> None:
 
 
 def few_and_small(cameras: Cameras, device: torch.device) -> Cameras:
-    """Cameras, evenly chosen and made small, that show where surfaces are."""
+    """Cameras, evenly chosen and made small, that show where surfaces are; of scenes that move, at time 0."""
     few = cameras[torch.tensor(choose_views(len(cameras), MAX_CAMERAS))]
+    few = few if few.times is None else replace(few, times=torch.zeros_like(few.times))
     return few.scaled(min(1.0, MAX_PIXELS / int(few.size.max()))).to(device)
 
 

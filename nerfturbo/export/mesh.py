@@ -73,7 +73,8 @@ def extract_mesh(
     voxel = voxel_size(model, settings.resolution)
     if cameras is not None and settings.density is None and model.grid.config.levels > 1:
         behind = fuse(model, cameras, box, voxel, progress=lambda share: progress(0.9 * share))
-        vertices, faces = _triangles(behind.nan_to_num(-1.0), 0.0, voxel, box.low, whole_cells(behind))
+        cells = whole_cells(behind)
+        vertices, faces = _triangles(behind.nan_to_num_(-1.0), 0.0, voxel, box.low, cells)
         inside = ((vertices >= box.tensor()[0]) & (vertices <= box.tensor()[1])).all(-1)  # the last points are beyond
         faces = faces[inside[faces].all(1)]
         return _finish(model, vertices, faces, settings.n_faces, COLOR_REACH * voxel)

@@ -13,7 +13,7 @@ from torch import Tensor
 from nerfturbo.config import GridConfig
 from nerfturbo.data.cameras import Cameras, look_at
 from nerfturbo.errors import InputError
-from nerfturbo.export.fusion import BLOCK, TRUNCATION, fuse, whole_cells
+from nerfturbo.export.fusion import BLOCK, MAX_CAMERAS, TRUNCATION, few_and_small, fuse, median_depths, whole_cells
 from nerfturbo.export.mesh import Mesh, MeshSettings, extract_mesh, voxel_size
 from nerfturbo.export.texture import see
 from nerfturbo.ops import use_backend
@@ -25,7 +25,7 @@ from nerfturbo.types import Aabb
 from ..tiny import tiny_config
 from .test_exports import Toybox
 
-RESOLUTION = 32
+RESOLUTION, STEP = 32, 0.04  # the fog of a slab begins somewhere in a step
 BALL, WALL = 0.45, 1.2
 BOX = Aabb.cube(1.5)
 
@@ -37,11 +37,18 @@ class Room(Toybox):
         return torch.minimum(positions.norm(dim=-1) - BALL, WALL - positions.abs().amax(-1))
 
 
+class Slab(Toybox):
+    """Half a space of fog."""
+
+    def density(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
+        return 4.0 * (positions[:, 0] > 0.5).float()
+
+
 def unbounded(field: Toybox, *, levels: int = 2) -> NerfModel:
     config = replace(tiny_config(), grid=GridConfig(resolution=8, levels=levels))
     made = NerfModel(config, SceneBounds(BOX, 0.0, 8.0))
     made.field = field
-    made.grid.step_size = 0.04
+    made.grid.step_size = STEP
     made.grid.bits.copy_(pack_bits(torch.ones(made.grid.n_cells, dtype=torch.bool)))
     return made
 
@@ -100,6 +107,18 @@ def test_a_camera_in_the_room_sees_ball_and_walls_without_holes(mesh: Mesh) -> N
         assert float(Room().distance(points).abs().mean()) < 0.5 * 3.0 / RESOLUTION, index
 
 
+def test_depths_are_where_light_is_halved() -> None:
+    model = unbounded(Slab())
+    for ahead in (1.0, -1.0):
+        pose = look_at(torch.zeros(1, 3), torch.tensor([ahead, 0.0, 0.0]))
+        camera = Cameras.pinhole(pose, width=12, height=9, field_of_view_x=1.0)
+        depths, rays = median_depths(model, camera), camera.image_rays(0)
+        if ahead > 0.0:
+            assert float((depths - 0.5 / rays.directions[:, 0] - math.log(2.0) / 4.0).abs().max()) < 0.6 * STEP
+        else:
+            assert depths.shape == (108,) and not bool(depths.isfinite().any())
+
+
 def test_where_no_camera_looks_there_is_nothing(model: NerfModel) -> None:
     eyes = torch.tensor([[0.7, 0.0, 0.0]])
     one = Cameras.pinhole(look_at(eyes, torch.tensor([2.0, 0.0, 0.0])), width=40, height=40, field_of_view_x=1.0)
@@ -123,6 +142,12 @@ def test_distances_are_those_to_the_surface_and_unknown_where_nobody_sees(model:
     assert float(error.mean()) < 1.0
     brute = behind.isfinite().unfold(0, 2, 1).unfold(1, 2, 1).unfold(2, 2, 1).flatten(3).all(-1)
     assert torch.equal(whole_cells(behind)[1:, 1:, 1:], brute) and not bool(whole_cells(behind)[0].any())
+
+
+def test_scenes_that_move_are_looked_at_as_they_are_exported() -> None:
+    moving = replace(ring(100, size=12), times=torch.linspace(0.0, 1.0, 100))
+    few = few_and_small(moving, torch.device("cpu"))
+    assert len(few) == MAX_CAMERAS and few.times is not None and not bool(few.times.any())
 
 
 def test_objects_given_densities_and_hidden_surfaces_have_a_level(
