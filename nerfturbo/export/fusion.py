@@ -94,13 +94,13 @@ def fuse(model: NerfModel, cameras: Cameras, box: Aabb, voxel: float, *, progres
     inner, corners = (torch.cartesian_prod(one, one, one) for one in (steps, ends))
     at_once = (CPU_POINTS if device.type == "cpu" else GPU_POINTS) // BLOCK**3
     for index, depth in enumerate(depths):
-        camera = few[index]
+        camera, width = few[index], int(few.size[index, 0])
         outline = (low + (blocks[:, None] * BLOCK + corners) * voxel).reshape(-1, 3)
         shown = pixels_of(camera, outline)[2].view(len(blocks), -1).any(1).nonzero()[:, 0]
         for part in shown.split(at_once):
             points = (low + (blocks[part, None] * BLOCK + inner) * voxel).reshape(-1, 3)
             row, column, inside = pixels_of(camera, points)
-            surface = depth[row * int(camera.size[0, 0]) + column]
+            surface = depth[row * width + column]
             behind = ((points - camera.positions[0]).norm(dim=-1) - surface) / reach
             seen = inside & (behind < HIDDEN / TRUNCATION)
             found = torch.stack([torch.where(seen, behind.clamp(-1.0, 1.0), 0.0), seen.float()])

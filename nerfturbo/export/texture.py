@@ -96,7 +96,7 @@ def _towards_cameras(mesh: Mesh, points: Tensor, normals: Tensor, cameras: Camer
 
 def see(vertices: Tensor, faces: Tensor, camera: Cameras) -> tuple[Fragments, Tensor]:
     """What the pixels of one camera see of triangles, and how far ahead of it the vertices (n,) lie."""
-    pixels, ahead = camera.project(torch.zeros(len(vertices), dtype=torch.int64), vertices)
+    pixels, ahead = camera.project(torch.zeros(1, dtype=torch.int64), vertices)
     width, height = camera.size[0].tolist()
     return rasterize(pixels, ahead, faces, (width, height)), ahead
 
