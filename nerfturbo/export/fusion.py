@@ -35,13 +35,8 @@ def points_along(box: Aabb, voxel: float) -> list[int]:
     if math.prod(counts) > MAX_POINTS:
         got = f"{counts[0]} x {counts[1]} x {counts[2]}"
         raise InputError("--resolution", f"at most {MAX_POINTS} points in the box", got, "use a smaller one, or --box")
-    check_points(math.prod(counts))
+    check_memory("--resolution", 8 * math.prod(counts), "use a smaller one, or --box")  # and a copy for the triangles
     return counts
-
-
-def check_points(points: int, further: int = 0) -> None:
-    """A number at each point with a copy for the triangles, and `further` bytes."""
-    check_memory("--resolution", 8 * points + further, "use a smaller one, or --box")
 
 
 def few_and_small(cameras: Cameras, device: torch.device) -> Cameras:
@@ -64,11 +59,10 @@ def median_depths(model: NerfModel, camera: Cameras) -> Tensor:
         passed = packed_cumsum(out.weights, samples.offsets)
         before = packed_sum(((passed < 0.5) & samples.used).float(), samples.offsets)
         index = offsets[:-1] + before.long()
-        last = (index < offsets[1:]).logical_not()
         columns = (samples.t_starts, samples.t_ends, out.weights, passed)
         start, end, weight, passed = (torch.nn.functional.pad(column, (0, 1))[index] for column in columns)
-        share = (0.5 - passed + weight) / weight.clamp_min(1e-9)
-        found.append((start + share * (end - start)).masked_fill(last, torch.inf))
+        depth = start + (0.5 - passed + weight) / weight.clamp_min(1e-9) * (end - start)
+        found.append(torch.where(index < offsets[1:], depth, torch.inf))
     return torch.cat(found)
 
 
@@ -80,15 +74,18 @@ def fuse(model: NerfModel, cameras: Cameras, box: Aabb, voxel: float, *, progres
     counts, device, reach = points_along(box, voxel), model.device, TRUNCATION * voxel
     low, sides = torch.tensor(box.low, device=device), [math.ceil(count / BLOCK) for count in counts]
     near, depths = torch.zeros(sides, dtype=torch.bool, device=device), []
-    few = few_and_small(cameras, device)
+    few, ends = few_and_small(cameras, device), torch.tensor([-reach, reach], device=device)
+    shifts = torch.cartesian_prod(ends, ends, ends)
     for index in range(len(few)):
         depths.append(median_depths(model, few[index]))
         rays, solid = few[index].image_rays(0), depths[-1].isfinite()
         points = rays.origins[solid] + rays.directions[solid] * depths[-1][solid, None]
-        _mark(near, (points - low) / (BLOCK * voxel), TRUNCATION / BLOCK)
+        for shift in shifts:
+            block = ((points - low + shift) / (BLOCK * voxel)).floor().long()
+            near[tuple(block[((block >= 0) & (block < near.new_tensor(sides, dtype=torch.int64))).all(-1)].T)] = True
         progress(RENDERING * (index + 1) / len(few))
     blocks = near.nonzero()
-    check_points(math.prod(counts), 16 * BLOCK**3 * len(blocks))
+    check_memory("--resolution", 8 * math.prod(counts) + 16 * BLOCK**3 * len(blocks), "use a smaller one, or --box")
     sums = torch.zeros(2, len(blocks), BLOCK**3, device=device)  # of distances, and how many they are
     steps, ends = (torch.arange(0, BLOCK, step, device=device) for step in (1, BLOCK - 1))
     inner, corners = (torch.cartesian_prod(one, one, one) for one in (steps, ends))
@@ -111,14 +108,6 @@ def fuse(model: NerfModel, cameras: Cameras, box: Aabb, voxel: float, *, progres
     parts = whole.view(sides[0], BLOCK, sides[1], BLOCK, sides[2], BLOCK)
     parts[x, :, y, :, z, :] = (sums[0] / sums[1]).cpu().view(-1, BLOCK, BLOCK, BLOCK)  # 0 / 0 is NaN
     return whole[: counts[0], : counts[1], : counts[2]].contiguous()
-
-
-def _mark(near: Tensor, places: Tensor, reach: float) -> None:
-    """Mark the blocks (x, y, z) that are within `reach` blocks of places (n, 3), along each axis."""
-    sides = torch.tensor(near.shape, device=near.device)
-    for shift in torch.cartesian_prod(*[torch.tensor([-reach, reach], device=near.device)] * 3):
-        block = (places + shift).floor().long()
-        near[tuple(block[((block >= 0) & (block < sides)).all(-1)].T)] = True
 
 
 def whole_cells(volume: Tensor) -> Tensor:
