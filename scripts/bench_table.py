@@ -608,6 +608,19 @@ def surface() -> str:
     return table(["mean distance in voxels, toybox at 256^3", "cameras all around", "cameras above"], rows)
 
 
+def capture_meshes() -> str:
+    form, rows = Units(), []
+    for name, found in values("cpu/capture_meshes").items():
+        for way in ("level", "fused"):
+            if (made := found[way]).get("error"):
+                rows.append([name, way, "no surface", "-", "-", "-"])
+                continue
+            score, memory = made["texture"], form.format("{peak_memory_bytes:GB}", **made)
+            own = f"{score['against_photos']:.1f} dB ({score['field_against_photos']:.1f})"
+            rows.append([name, way, f"{score['covered']:.0%}", own, f"{score['against_field']:.1f} dB", memory])
+    return table(["capture", "mesh", "covered", "to the photos (the field)", "to the field", "memory"], rows)
+
+
 def web() -> str:
     page = values("h200/web_page")["means"]
     columns = {"export": "{name}", "time": "{seconds:.0f} s", "size": "{megabytes:.1f} MB", "blocks": "{blocks:,}"}
@@ -730,6 +743,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "parity": parity,
     "exports": exports,
     "surface": surface,
+    "capture-meshes": capture_meshes,
     "web": web,
     "phases": phases,
     "five-lines": five_lines,

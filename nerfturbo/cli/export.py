@@ -50,7 +50,8 @@ class MeshArgs(BoxArgs):
 
     resolution: Number = 256  # Voxels along the longest side of the scene's box; only its occupied part is looked at.
     density: Annotated[float | None, arg(metavar="SIGMA")] = None
-    """Iso-level for marching cubes; unless given, where a marching step has an optical thickness of 0.1."""
+    """Iso-level for marching cubes; unless given, where a marching step has an optical thickness of 0.1, or, of an
+    unbounded scene, the surface that training cameras see."""
     faces: Count = None  # Decimate to about this many triangles.
     up: Annotated[Literal["y", "z", "file"] | None, arg(metavar="AXIS")] = None
     """y or z: the axis that points up; file: the scene's own axes; unless given, the scene's in a .ply, y in others."""

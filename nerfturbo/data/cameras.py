@@ -164,11 +164,15 @@ class Cameras:
         return self.rays(index, x, y)
 
     def project(self, camera_indices: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-        """World points (m, 3), in the box where there is one, to pixel positions (m, 2) and depths (m,) ahead. Depths
-        <= 0 are behind the camera, where pixel positions mean nothing but for fisheye lenses, which may look behind."""
+        """World points (m, 3), in the box where there is one, to pixel positions (m, 2) and depths (m,) ahead, of
+        cameras (m,) or of one for all (1,). Depths <= 0 are behind the camera, where pixel positions mean nothing but
+        for fisheye lenses, which may look behind."""
         points = points if self.ndc is None else self.ndc.unbend(points)
         poses = world_to_camera(self.camera_to_world[camera_indices])
-        local = (poses[:, :, :3] * points[:, None, :]).sum(-1) + poses[:, :, 3]
+        if len(camera_indices) == 1 and points.dtype == poses.dtype:  # one product for all points is much faster
+            local = torch.addmm(poses[:, :, 3], points, poses[0, :, :3].T)
+        else:
+            local = (poses[:, :, :3] * points[:, None, :]).sum(-1) + poses[:, :, 3]
         depths = -local[:, 2]
         axes = torch.stack([local[:, 0], -local[:, 1], depths], dim=-1)  # OpenCV's: y down, z forward
         coefficients = None if self.distortion is None else self.distortion[camera_indices]

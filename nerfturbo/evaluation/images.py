@@ -78,7 +78,7 @@ def depth_range(depths: Tensor) -> Range | None:
 
 def pixels_of(camera: Cameras, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Row and column (n,) of the pixels that show points (n, 3), and whether there are such pixels."""
-    pixels, ahead = camera.project(torch.zeros_like(points[:, 0], dtype=torch.int64), points)
+    pixels, ahead = camera.project(torch.zeros(1, dtype=torch.int64, device=points.device), points)
     width, height = camera.size[0].tolist()
     x, y = pixels.nan_to_num(-1.0).clamp(-1.0, 1e6).floor().long().unbind(-1)
     inside = (ahead > 0.0) & (x >= 0) & (x < width) & (y >= 0) & (y < height)

@@ -1,6 +1,8 @@
-"""A triangle mesh of the surface: marching cubes over the occupied box, without what no camera saw."""
+"""A triangle mesh of the surface, by marching cubes: of an object where its density has a level, without what no camera
+saw; of an unbounded scene, whose density is soft, where cameras see it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +14,7 @@ from torch import Tensor
 
 from ..data.cameras import Cameras, transform_points, turn_between
 from ..data.images import to_bytes
-from ..data.pool_file import check_memory
 from ..errors import InputError, refuse
-from ..evaluation.evaluate import choose_views
 from ..evaluation.images import seen_in
 from ..files import replacing, write_atomically
 from ..ops.march.reference import is_occupied
@@ -23,15 +23,13 @@ from ..rendering.model import NerfModel
 from ..sampling.grid import occupied_box
 from ..types import Aabb, Rays
 from . import Progress, check_ending, quiet, require_package
+from .fusion import few_and_small, fuse, points_along, whole_cells
 
 THICKNESS = 0.1  # the surface is where one marching step is this thick, unless a density is given
 VISIBLE_MARGIN = 1.0  # in voxels
 COLOR_REACH = 3.0  # in voxels
 COLOR_CHUNK = 1 << 16  # vertices
 CHUNK = 1 << 20  # points looked at in one go
-MAX_POINTS = 1 << 31
-MAX_CAMERAS = 64  # that look where surfaces are visible
-MAX_PIXELS = 400  # of the longer side of what they see
 Up = Literal["y", "z", "file"]  # the axis that points up; of the file: as the scene has it
 
 
@@ -50,7 +48,7 @@ class MeshSettings:
     """How to make a mesh."""
 
     resolution: int = 256  # voxels along the longest side of the scene's box
-    density: float | None = None  # of the surface; None: where a marching step has optical thickness 0.1
+    density: float | None = None  # of the surface; None: a step's optical thickness is 0.1; unbounded: what cameras see
     n_faces: int | None = None  # decimate to about this many
 
 
@@ -72,26 +70,44 @@ def extract_mesh(
     model: NerfModel, box: Aabb, settings: MeshSettings, *, cameras: Cameras | None = None, progress: Progress = quiet
 ) -> Mesh:
     """The surface inside `box`; with `cameras`, only what one of them sees."""
-    from skimage.measure import marching_cubes
-
     voxel = voxel_size(model, settings.resolution)
+    if cameras is not None and settings.density is None and model.grid.config.levels > 1:
+        behind = fuse(model, cameras, box, voxel, progress=lambda share: progress(0.9 * share))
+        cells = whole_cells(behind)
+        vertices, faces = _triangles(behind.nan_to_num_(-1.0), 0.0, voxel, box.low, cells)
+        inside = ((vertices >= box.tensor()[0]) & (vertices <= box.tensor()[1])).all(-1)  # the last points are beyond
+        faces = faces[inside[faces].all(1)]
+        return _finish(model, vertices, faces, settings.n_faces, COLOR_REACH * voxel)
     first = 0.15 if cameras else 0.9  # of the time; to look from every camera takes the most of it
     density = density_volume(model, box, voxel, progress=lambda share: progress(first * share))
     level = THICKNESS / model.grid.step_size if settings.density is None else settings.density
     peak = float(density.max())
     hint = "give a lower --density, or train longer"
     refuse(not level < peak, "--density", f"less than the densest point of the box, {peak:.4g}", f"{level:.4g}", hint)
-    # "ascent" turns triangles so that they are counter-clockwise seen from where the density is low.
-    corners, triangles, *_ = marching_cubes(density.numpy(), level, spacing=(voxel,) * 3, gradient_direction="ascent")
-    low = torch.tensor([value - voxel for value in box.low])
-    vertices = torch.from_numpy(np.ascontiguousarray(corners)).float() + low
+    vertices, faces = _triangles(density, level, voxel, [value - voxel for value in box.low])
     vertices = torch.minimum(torch.maximum(vertices, box.tensor()[0]), box.tensor()[1])  # what is cut ends at the box
-    faces = torch.from_numpy(triangles.astype(np.int64))
     if cameras is not None:
         places, margin = vertices.to(model.device), VISIBLE_MARGIN * voxel
         seen = seen_by(model, cameras, places, margin, progress=lambda share: progress(first + 0.75 * share)).cpu()
         faces = faces[seen[faces].all(dim=1)]
     return _finish(model, vertices, faces, settings.n_faces, COLOR_REACH * voxel)
+
+
+def _triangles(
+    volume: Tensor, level: float, voxel: float, low: Sequence[float], cells: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Vertices and triangles, counter-clockwise seen from where the volume is below the level; of `cells` only. None
+    where the level is not reached."""
+    from skimage.measure import marching_cubes
+
+    options: dict[str, Any] = {"spacing": (voxel,) * 3, "gradient_direction": "ascent"}
+    mask = None if cells is None else cells.numpy()
+    try:
+        corners, triangles, *_ = marching_cubes(volume.numpy(), level, mask=mask, **options)
+    except (RuntimeError, ValueError):
+        return torch.zeros(0, 3), torch.zeros(0, 3, dtype=torch.int64)
+    vertices = torch.from_numpy(np.ascontiguousarray(corners)).float() + torch.tensor(low)
+    return vertices, torch.from_numpy(triangles.astype(np.int64))
 
 
 def _finish(model: NerfModel, vertices: Tensor, faces: Tensor, n_faces: int | None, reach: float) -> Mesh:
@@ -239,11 +255,7 @@ def voxel_size(model: NerfModel, resolution: int) -> float:
 def density_volume(model: NerfModel, box: Aabb, voxel: float, *, progress: Progress = quiet) -> Tensor:
     """(nx, ny, nz) float32 on the CPU: the density at box.low + (i - 1, j - 1, k - 1) * voxel, asked of the field in
     occupied cells only; zero elsewhere, and all around the box, so that every surface closes."""
-    counts = [math.ceil(size / voxel - 1e-6) + 1 for size in box.size]
-    if math.prod(counts) > MAX_POINTS:
-        got = f"{counts[0]} x {counts[1]} x {counts[2]}"
-        raise InputError("--resolution", f"at most {MAX_POINTS} points in the box", got, "use a smaller one, or --box")
-    check_memory("--resolution", 8 * math.prod(counts), "use a smaller one, or --box")  # and a copy for the triangles
+    counts = points_along(box, voxel)
     density = torch.zeros(*(n + 2 for n in counts))  # one empty layer all around
     low = torch.tensor(box.low, device=model.device)
     outer_low, outer_high = model.grid.outer_aabb.tensor(model.device)
@@ -267,9 +279,8 @@ def seen_by(model: NerfModel, cameras: Cameras, points: Tensor, margin: float, *
     """(n,) bool: whether points (n, 3) lie before, or less than `margin` behind, what some camera sees there. What the
     cameras of training never saw, the field was free to fill with anything. Some of them, evenly chosen and made small,
     look."""
-    small = cameras[torch.tensor(choose_views(len(cameras), MAX_CAMERAS))]
-    small = small.scaled(min(1.0, MAX_PIXELS / int(small.size.max()))).to(model.device)
     seen = torch.zeros(points.shape[0], dtype=torch.bool, device=points.device)
+    small = few_and_small(cameras, model.device)
     for index in range(len(small)):
         image = model.render_image(small, index)
         for part, found in zip(points.split(CHUNK), seen.split(CHUNK), strict=True):

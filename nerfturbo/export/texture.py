@@ -18,7 +18,8 @@ from ..files import replacing, write_atomically
 from ..rendering.model import NerfModel
 from . import Progress, check_ending, quiet
 from .atlas import PADDING, unwrap
-from .mesh import MAX_CAMERAS, Mesh, Up, colors_from_outside, glb_bytes, rotate_normals, upright
+from .fusion import MAX_CAMERAS
+from .mesh import Mesh, Up, colors_from_outside, glb_bytes, rotate_normals, upright
 from .raster import Fragments, rasterize
 from .usdz import usdz_bytes
 
@@ -95,7 +96,7 @@ def _towards_cameras(mesh: Mesh, points: Tensor, normals: Tensor, cameras: Camer
 
 def see(vertices: Tensor, faces: Tensor, camera: Cameras) -> tuple[Fragments, Tensor]:
     """What the pixels of one camera see of triangles, and how far ahead of it the vertices (n,) lie."""
-    pixels, ahead = camera.project(torch.zeros(len(vertices), dtype=torch.int64), vertices)
+    pixels, ahead = camera.project(torch.zeros(1, dtype=torch.int64), vertices)
     width, height = camera.size[0].tolist()
     return rasterize(pixels, ahead, faces, (width, height)), ahead
 

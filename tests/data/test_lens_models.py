@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from nerfturbo.data.batches import PixelSampler
-from nerfturbo.data.cameras import CameraModel, Cameras
+from nerfturbo.data.cameras import CameraModel, Cameras, look_at
 
 from .test_distortion import marked_scene, one_camera, pixel_grid
 
@@ -171,3 +172,18 @@ def test_a_sphere_shows_everything_once() -> None:
     assert float((rays.directions * area[:, None]).mean(0).abs().max()) < 1e-6  # no side is seen more than another
     smaller = cameras.scaled(0.5)
     assert torch.allclose(smaller.focal, focal / 2) and cameras.enclosing_pinholes() is None
+
+
+@pytest.mark.parametrize("name", sorted(LENSES))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_camera_for_all_points_is_that_camera_for_each(name: str, dtype: torch.dtype) -> None:
+    model, focal, coefficients = LENSES[name]
+    turned = look_at(torch.tensor([[2.0, 1.0, 0.5]]), torch.zeros(3))
+    camera = replace(one_camera(model, focal, coefficients), camera_to_world=turned)
+    points = torch.rand(200, 3, generator=torch.Generator().manual_seed(0)) - 0.5
+    for one, each in zip(
+        camera.project(torch.zeros(1, dtype=torch.int64), points.to(dtype)),
+        camera.project(torch.zeros(200, dtype=torch.int64), points.to(dtype)),
+        strict=True,
+    ):
+        assert one.shape == each.shape and one.dtype == each.dtype and float((one - each).abs().max()) < 1e-2
