@@ -1,14 +1,12 @@
-"""A scene in Blender, and a camera path back. Install this file as an add-on in Edit > Preferences, then use File >
-Import > nerfturbo scene and File > Export > nerfturbo camera path; or from a terminal:
+"""A scene in Blender, and a camera path back. An add-on of one file (Edit > Preferences): File > Import > nerfturbo
+scene, File > Export > nerfturbo camera path. From a terminal:
 
     nerfturbo export cameras RUN cameras.json
     nerfturbo export mesh RUN mesh.ply
     blender --python blender.py -- import cameras.json mesh.ply
-    blender --background scene.blend --python blender.py -- export path.json
-    nerfturbo render RUN --path path.json
+    blender --background scene.blend --python blender.py -- export path.json    # for nerfturbo render RUN --path
 
-Everything hangs from an empty named nerfturbo, in the coordinates of the scene's own file. Move, turn or scale it: what
-is exported is seen from it. Blender's Python has no torch: nothing of nerfturbo is imported."""
+Everything hangs from an empty named nerfturbo: move, turn or scale it, and what is exported is seen from it."""
 
 import json
 import math
@@ -19,7 +17,7 @@ from typing import Any
 import bpy  # pyright: ignore[reportMissingImports]
 from mathutils import Matrix  # pyright: ignore[reportMissingImports]
 
-bl_info = {"name": "nerfturbo", "blender": (3, 0, 0), "category": "Import-Export", "location": "File > Import, Export"}
+bl_info = {"name": "nerfturbo", "blender": (3, 2, 0), "category": "Import-Export", "location": "File > Import, Export"}
 ROOT = "nerfturbo"
 
 
@@ -29,17 +27,15 @@ def import_scene(cameras: str, mesh: str | None = None) -> int:
     scene, root = bpy.context.scene, bpy.data.objects.get(ROOT) or bpy.data.objects.new(ROOT, None)
     if root.name not in scene.collection.objects:
         scene.collection.objects.link(root)
-    for number, frame in enumerate(document["frames"]):
-        own = {**document, **frame}
+    for number, own in enumerate({**document, **frame} for frame in document["frames"]):
         camera = bpy.data.objects.new(f"view {number:04d}", _lens(own, f"view {number:04d}", Path(cameras).parent))
         scene.collection.objects.link(camera)
-        camera.parent, camera.matrix_local = root, Matrix(frame["transform_matrix"])
+        camera.parent, camera.matrix_local = root, Matrix(own["transform_matrix"])
         if number == 0:
             scene.camera = camera
             scene.render.resolution_x, scene.render.resolution_y = int(own["w"]), int(own["h"])
     if mesh is not None:
-        for made in _read_mesh(mesh):
-            made.parent = root
+        _read_mesh(mesh).parent = root
     return len(document["frames"])
 
 
@@ -57,14 +53,20 @@ def _lens(own: dict[str, Any], name: str, folder: Path) -> Any:
     return lens
 
 
-def _read_mesh(mesh: str) -> list[Any]:
-    """A PLY file, whose axes are those of the cameras; a GLB is turned upright and may not fit them."""
-    before = set(bpy.data.objects)
+def _read_mesh(mesh: str) -> Any:
+    """A PLY file, whose axes are those of the cameras. It shines by the colours of its vertices, whatever the lamps."""
     if bpy.app.version < (4, 0, 0):
         bpy.ops.import_mesh.ply(filepath=mesh)
     else:
         bpy.ops.wm.ply_import(filepath=mesh, forward_axis="Y", up_axis="Z")
-    return [made for made in bpy.data.objects if made not in before]
+    for layer in (made := bpy.context.view_layer.objects.active).data.color_attributes[:1]:
+        made.data.materials.append(material := bpy.data.materials.new(ROOT))
+        material.use_nodes = True
+        material.node_tree.nodes.clear()
+        color, out = (material.node_tree.nodes.new(f"ShaderNode{kind}") for kind in ("VertexColor", "OutputMaterial"))
+        color.layer_name = layer.name
+        material.node_tree.links.new(color.outputs[0], out.inputs[0])
+    return made
 
 
 def export_path(file: str) -> int:
@@ -97,15 +99,13 @@ def _vertical_angle(lens: Any, width: int, height: int) -> float:
 
 
 class ImportScene(bpy.types.Operator):
-    bl_idname, bl_label = "nerfturbo.import_scene", "nerfturbo scene (cameras.json, mesh beside it)"
+    bl_idname, bl_label = "nerfturbo.import_scene", "nerfturbo scene (cameras.json, mesh.ply beside it)"
     filepath: bpy.props.StringProperty(subtype="FILE_PATH")  # type: ignore
 
     def execute(self, context: Any) -> set[str]:
-        beside = [
-            path for ending in ("ply", "obj", "glb") for path in sorted(Path(self.filepath).parent.glob(f"*.{ending}"))
-        ]
-        count = import_scene(self.filepath, str(beside[0]) if beside else None)
-        self.report({"INFO"}, f"{count} cameras, mesh: {beside[0].name if beside else 'none'}")
+        beside = sorted(Path(self.filepath).parent.glob("*.ply"))  # others are turned upright and do not fit
+        count, name = import_scene(self.filepath, *map(str, beside[:1])), beside[0].name if beside else "none"
+        self.report({"INFO"}, f"{count} cameras, mesh: {name}")
         return {"FINISHED"}
 
     def invoke(self, context: Any, event: Any) -> set[str]:

@@ -32,7 +32,7 @@ complete -c nerfturbo -a "(__nerfturbo_words)"
 CASE = '  case "$line" in', '    "{0}"{1}) found="{2}" ;;', "  esac"
 SWITCH = '  switch "$line[2..-1]"', "    case '{0}{1}'\n      string split ' ' -- '{2}'", "  end"
 SHELLS = {  # script; a variable that names a folder, or one in the home folder; file below it; what is left to do
-    "bash": (BASH, "XDG_DATA_HOME", ".local/share", "bash-completion/completions/nerfturbo", "open a new shell"),
+    "bash": (BASH, "XDG_DATA_HOME", ".local/share", "bash-completion/completions/nerfturbo", "needs bash-completion"),
     "zsh": (ZSH, "", "", ".zfunc/_nerfturbo", "add `fpath+=~/.zfunc; autoload -Uz compinit; compinit` to ~/.zshrc"),
     "fish": (FISH, "XDG_CONFIG_HOME", ".config", "fish/completions/nerfturbo.fish", "active in new shells"),
 }

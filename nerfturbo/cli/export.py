@@ -142,7 +142,7 @@ class SplatsArgs(BoxArgs):
     """Write 3D Gaussians for splat viewers: .ply with spherical harmonics, .splat with one colour each, or a page that
     shows these (.html)."""
 
-    splats: Number = 200_000  # How many splats, at most; no finer than the pixels of training need.
+    splats: Number = 200_000  # How many splats, at most; no more than an image has pixels, and no finer.
     tune_seconds: Annotated[float, arg(metavar="S")] = 60.0  # Fine-tune for so long; 0 leaves it out.
     eval_views: Count = None  # Compare so many test views; unless given, 10 on a GPU, fewer large ones on a CPU.
 

@@ -114,6 +114,11 @@ def test_zsh_completes(home: Path) -> None:
     assert re.findall(r"given\((.*?)\)", said) == [line.rstrip("/") for line in typed.values()], said
 
 
+def test_bash_is_said_to_need_the_package_that_looks_there(home: Path, capsys) -> None:
+    assert completion.install(["bash"], VERBS, show_help) == 0
+    assert capsys.readouterr().out == f"wrote {home / FILES['bash']}; needs bash-completion\n"
+
+
 def test_the_shell_that_runs_is_taken_and_its_folder_may_be_elsewhere(home: Path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("SHELL", "/usr/bin/fish")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "settings"))

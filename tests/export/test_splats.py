@@ -17,7 +17,7 @@ from nerfturbo.data.builtin import builtin_scene
 from nerfturbo.data.cameras import Cameras, look_at, transform_points
 from nerfturbo.evaluation.evaluate import compare
 from nerfturbo.export import paced
-from nerfturbo.export.splats import BASE, N_VALUES, OPACITY, POINT, REST, SCALES, TURN, cpu, raster
+from nerfturbo.export.splats import BASE, N_VALUES, OPACITY, POINT, REST, SCALES, TURN, cpu, make, raster
 from nerfturbo.export.splats.files import placed, write_splats
 from nerfturbo.export.splats.make import as_pinholes, fit_colors, picture, refine, seed, teacher_of, thin, through
 from nerfturbo.ops import use_backend
@@ -274,6 +274,13 @@ def test_splats_of_a_trained_field_come_close_to_it(toybox: NerfModel) -> None:
     assert after.field_against_photos == before.field_against_photos is not None
     assert before.against_photos > 15.0 and after.against_photos > before.against_photos + 2.0
     assert after.against_photos > after.field_against_photos - 3.0
+
+
+def test_there_are_no_more_splats_than_an_image_has_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make, "FINEST", 1e-3)
+    model, scene = make_model(HollowBall()), ball_scene(n_views=6, size=24)
+    with use_backend("cpu"):
+        assert 24 * 24 // 2 < len(seed(model, scene.cameras, 100_000)) <= 24 * 24
 
 
 def test_splats_of_one_colour_learn_no_others() -> None:

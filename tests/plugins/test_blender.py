@@ -30,19 +30,27 @@ views = sorted((one for one in bpy.data.objects if one.name.startswith("view "))
 scene.frame_start, scene.frame_end = 1, len(views)
 for number, view in enumerate(views, 1):
     scene.timeline_markers.new(view.name, frame=number).camera = view
-assert [one for one in bpy.data.objects if one.type == "MESH" and one.parent is root], "no mesh"
+meshes = lambda: [one for one in bpy.data.objects if one.type == "MESH" and one.parent is root]
+(mesh,) = meshes()
+kinds = [node.bl_idname for node in mesh.data.materials[0].node_tree.nodes if node.outputs or node.inputs[0].is_linked]
+assert kinds == ["ShaderNodeVertexColor", "ShaderNodeOutputMaterial"], kinds
 addon["export_path"]({path!r})
 addon["register"]()
+assert bpy.ops.nerfturbo.import_scene(filepath={cameras!r}) == {{"FINISHED"}}  # takes the .ply, not the .glb
+assert len(meshes()) == 2
 assert bpy.ops.nerfturbo.export_path(filepath={again!r}) == {{"FINISHED"}}
 addon["unregister"]()
 """
 PLY = "ply\nformat ascii 1.0\nelement vertex 3\nproperty float x\nproperty float y\nproperty float z\n"
-PLY += "element face 1\nproperty list uchar int vertex_indices\nend_header\n0 0 0\n1 0 0\n0 1 0\n3 0 1 2\n"
+PLY += "".join(f"property uchar {name}\n" for name in ("red", "green", "blue"))
+PLY += "element face 1\nproperty list uchar int vertex_indices\nend_header\n"
+PLY += "0 0 0 255 0 0\n1 0 0 0 255 0\n0 1 0 0 0 255\n3 0 1 2\n"
 
 
 def views(scene: Scene, folder: Path) -> Path:
     write_cameras(folder / "cameras.json", [scene])
     (folder / "mesh.ply").write_text(PLY)
+    (folder / "mesh.glb").write_text("stands beside it")
     return folder / "cameras.json"
 
 

@@ -38,9 +38,9 @@ FAINT = 0.02  # opacity below which a splat is dropped
 @torch.no_grad()
 def seed(model: NerfModel, cameras: Cameras, n: int, *, progress: Progress = quiet) -> Tensor:
     """(m, 59): about `n` flat splats, at most, on what the cameras see; dense where pixels are small."""
-    rim = 0.0 if _unbounded(model) else RIM  # far things are large and thin
-    look = {"rim": rim, "progress": lambda share: progress(0.6 * share)}
-    points, _, radii = surface_pixels(model, cameras, None, LOOKS * n, **look)
+    n = min(n, int(cameras.size.prod(-1).max()))  # more than an image has pixels take time and show no more
+    rim, part = 0.0 if _unbounded(model) else RIM, lambda share: progress(0.6 * share)  # far things are large and thin
+    points, _, radii = surface_pixels(model, cameras, None, LOOKS * n, rim=rim, progress=part)
     points, spacing = thin(points, radii, n)
     normals = surface_normals(model.field, model.grid, points)
     up = torch.where(normals[:, 2:] < 0.0, -normals, normals)  # a Gaussian has no front and no back
