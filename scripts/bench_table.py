@@ -249,6 +249,22 @@ def readme() -> str:
     )
 
 
+def reliability() -> list[tuple[str, str, str]]:
+    kill, tests = values("h200/kill_resume"), values("h200/gpu_tests")["runs"]
+    return [
+        (
+            f"{kill['commands']} runs killed {kill['kills']} times, {kill['inside_a_save']} inside a save",
+            f"{kill['lost']} lost or not equal to the bit",
+            "kill_resume",
+        ),
+        (
+            f"the tests that need a GPU, {len(tests)} times in a row",
+            f"{tests[0]['passed']} passed, {sum(run['exit'] != 0 for run in tests)} failures",
+            "gpu_tests",
+        ),
+    ]
+
+
 def gpu_figures() -> str:
     lego, profile = values("h200/lego_scene"), values("h200/step_profile")
     step, fixed = profile["as configured"], profile["deterministic"]
@@ -257,7 +273,6 @@ def gpu_figures() -> str:
     made = long["trainers"]
     frame, video = values("h200/render")["timings"][0], values("h200/outputs")["video"]
     compat, quality = values("h200/compat_step")["ours"], values("h200/quality_lego")[0]
-    kill, tests = values("h200/kill_resume"), values("h200/gpu_tests")["runs"]
     seconds = " / ".join(f"{mark['seconds']:.0f}" for mark in lego["median_psnr"])
 
     def skipped(run: dict[str, Any]) -> str:
@@ -306,16 +321,7 @@ def gpu_figures() -> str:
             "live_page",
         ),
         ("nerfacc's loop over `nerfturbo.compat`", f"{compat['ms_per_step_median']:.1f} ms a step", "compat_step"),
-        (
-            f"{kill['commands']} runs killed {kill['kills']} times, {kill['inside_a_save']} inside a save",
-            f"{kill['lost']} lost or not equal to the bit",
-            "kill_resume",
-        ),
-        (
-            f"the tests that need a GPU, {len(tests)} times in a row",
-            f"{tests[0]['passed']} passed, {sum(run['exit'] != 0 for run in tests)} failures",
-            "gpu_tests",
-        ),
+        *reliability(),
     ]
     return table(["what", "measured", "file"], [[a, b, f"`h200/{c or 'vanilla_step'}.json`"] for a, b, c in rows])
 

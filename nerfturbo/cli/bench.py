@@ -85,6 +85,10 @@ class SceneArgs(TrainingArgs):
     eval_views: EvalViews = None
     output: Output = Path("bench-scene.json")
 
+    def config(self, start: Config) -> Config:
+        made = super().config(start)
+        return replace(made, train=replace(made.train, time_limit=max(self.marks)))
+
 
 def scene(argv: Sequence[str]) -> int:
     args, start = parse_settings(SceneArgs, argv, "bench scene")
@@ -95,7 +99,7 @@ def scene(argv: Sequence[str]) -> int:
 
     device, runs = _begin(args), []
     with showing() as display:
-        scenes, config = prepare(args, start, device, display, seconds=max(args.marks))
+        scenes, config = prepare(args, start, device, display)
 
         def report(mark: Mark) -> None:
             display.note(f"{mark.seconds:.1f} s, step {mark.step}: {mark.psnr:.2f} dB")
@@ -255,11 +259,9 @@ def tune(argv: Sequence[str]) -> int:
     return 0
 
 
-def prepare(
-    args: TrainingArgs, start: Config, device: str, display: Display, *, seconds: float | None = None
-) -> tuple[tuple[Scene, Scene], Config]:
-    """Open the scene, fit the config to it and to the seconds of training, and compile the kernels, before any clock
-    runs. Where nobody chose a preset the scene may take another one than `start`, as in training."""
+def prepare(args: TrainingArgs, start: Config, device: str, display: Display) -> tuple[tuple[Scene, Scene], Config]:
+    """Open the scene, fit the config to it and compile the kernels, before any clock runs. Where nobody chose a preset
+    the scene may take another one than `start`, as in training."""
     from ..data.options import LoadOptions
     from ..data.scene import open_scenes
     from ..data.scene_defaults import fitted_config
@@ -267,9 +269,7 @@ def prepare(
 
     display.phase(f"opening {args.scene}")
     scenes = open_scenes(args.scene, LoadOptions(args.downscale))
-    config = args.config(start)
-    config = config if seconds is None else replace(config, train=replace(config.train, time_limit=seconds))
-    config, notes = fitted_config(config, scenes[0], auto=start if args.preset == "auto" else None)
+    config, notes = fitted_config(args.config(start), scenes[0], auto=start if args.preset == "auto" else None)
     for note in notes:
         display.note(note)
     warm_up(config, scenes[0], device, display)

@@ -60,16 +60,14 @@ def parse(kind: type[T], argv: Sequence[str], prog: str, *, default: T | None = 
         cause = end.__context__
         while cause is not None and not isinstance(cause, InputError):
             cause = cause.__context__
-        # A config refused a value, or the parser did: one line, without tyro's box.
-        if (cause := cause or _in_one_line(said.getvalue(), name)) is not None:
-            raise cause from None
-        print(said.getvalue(), end="", file=sys.stderr)
-        raise
+        if not end.code:
+            raise
+        raise cause or _in_one_line(said.getvalue(), name) from None
 
 
-def _in_one_line(box: str, prog: str) -> NerfturboError | None:
-    """What tyro said in a box, in the words of all other errors; None where it said something else."""
-    text, hint = " ".join(re.sub("[╭─╮│╰╯]", " ", box).split()), f"`{prog} --help` lists all"
+def _in_one_line(box: str, prog: str) -> NerfturboError:
+    """What tyro said in a box, in the words of all other errors where it is one of these."""
+    text, hint = " ".join(re.sub("╭.*╮|[─│╰╯]", " ", box).split()), f"`{prog} --help` lists all"
     if found := re.search(rf"Missing from {prog}: (\S+) (.+?)\.? \(required\)", text):
         return InputError(found[1], found[2][:1].lower() + found[2][1:], "nothing", hint)
     if found := re.search(r"Missing value for argument '(\S+)'", text):
@@ -83,8 +81,7 @@ def _in_one_line(box: str, prog: str) -> NerfturboError | None:
         return InputError(
             found[1], next((kinds[k] for k in kinds if k in text and "," not in got[1]), found[2]), got[1], hint
         )
-    found = re.search(r"Unrecognized options: (.*?) For full", text)
-    return None if found is None else NerfturboError(f"unexpected {found[1]}: {hint}")
+    return NerfturboError(text.partition(" For full")[0] + f"; {hint}")
 
 
 def print_help(kind: type, prog: str, groups: dict[str, str] | None = None) -> None:

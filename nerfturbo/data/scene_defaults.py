@@ -38,7 +38,9 @@ def fitted_config(config: Config, scene: Scene, *, auto: Config | None = None) -
         if len(scene) >= MANY_PHOTOS and name in LARGE_PRESETS:
             made, why = preset(LARGE_PRESETS[name]), f"{why}, and {len(scene)} photos need large tables"
             if (config.train.time_limit or 0.0) >= LONG_RUN:
-                made = _with_samples(made, LONG_SAMPLES)
+                sampler: Any = made.sampler
+                train = replace(made.train, batch_samples=LONG_SAMPLES * made.train.max_rays)
+                made = replace(made, sampler=replace(sampler, n_samples=LONG_SAMPLES), train=train)
                 why += f"; {config.train.time_limit:g} s are enough for {LONG_SAMPLES} samples a ray"
         config, chosen = _in_its_place(config, auto, made, why, "for nested grids")
     folds = config.sampler.kind != "grid" or config.grid.contraction != "none"
@@ -74,13 +76,6 @@ def _in_its_place(
         kept = {leaf: value for leaf, value in given.items() if leaf in there and value != getattr(before, leaf)}
         made = replace(made, **{stage: replace(getattr(made, stage), **kept)})
     return made, (f"preset {made.preset}, because {why} (--preset {auto.preset} {otherwise})",)
-
-
-def _with_samples(config: Config, n: int) -> Config:
-    """Of a preset with proposals: so many samples a ray, and as many rays a step."""
-    sampler: Any = config.sampler
-    train = replace(config.train, batch_samples=n * config.train.max_rays)
-    return replace(config, sampler=replace(sampler, n_samples=n), train=train)
 
 
 def _folded(config: Config, levels: int) -> tuple[Config, tuple[str, ...]]:

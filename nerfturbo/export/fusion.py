@@ -112,8 +112,5 @@ def fuse(model: NerfModel, cameras: Cameras, box: Aabb, voxel: float, *, progres
 
 def whole_cells(volume: Tensor) -> Tensor:
     """(nx, ny, nz) bool: whether the cell that ends at a point has a number at all of its corners."""
-    whole = volume.isfinite()
-    for axis in range(3):
-        whole = whole & whole.roll(1, axis)
-        whole.select(axis, 0).fill_(False)
-    return whole
+    unknown = torch.nn.functional.pad(volume.isnan().float()[None], (1, 0) * 3, value=1.0)
+    return torch.nn.functional.max_pool3d(unknown, 2, stride=1)[0] == 0.0
