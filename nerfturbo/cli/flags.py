@@ -67,7 +67,8 @@ def parse(kind: type[T], argv: Sequence[str], prog: str, *, default: T | None = 
 
 def _in_one_line(box: str, prog: str) -> NerfturboError:
     """What tyro said in a box, in the words of all other errors where it is one of these."""
-    text, hint = " ".join(re.sub("╭.*╮|[─│╰╯]", " ", box).split()), f"`{prog} --help` lists all"
+    rows = (line.strip("│| ") for line in box.splitlines()[1:-1])  # without its title
+    text, hint = " ".join(row for row in rows if row.strip("─-")), f"`{prog} --help` lists all"
     if found := re.search(rf"Missing from {prog}: (\S+) (.+?)\.? \(required\)", text):
         return InputError(found[1], found[2][:1].lower() + found[2][1:], "nothing", hint)
     if found := re.search(r"Missing value for argument '(\S+)'", text):
