@@ -160,14 +160,14 @@ def _splats(args: SplatsArgs, opened: OpenRun, display: Display) -> Made:
     from ..evaluation.evaluate import compare
     from ..export.splats import REST
     from ..export.splats.files import splat_bytes, write_splats
-    from ..export.splats.make import as_pinholes, picture, refine, seed, teacher_of
+    from ..export.splats.make import as_pinholes, picture, refine, seed, teacher_of, undistorted
     from ..export.web.page import splat_page
     from ..files import write_atomically
 
     model, (train, test), chosen = opened.model, _plain_scenes(opened, display), _chosen_box(args, opened, display)
     if chosen is not None:
         model.crop(chosen[0], what=chosen[1])
-    cameras, plain = as_pinholes(train.cameras), chosen is None and test.cameras.model == "pinhole"
+    cameras = as_pinholes(train.cameras)
     display.phase("placing splats on surfaces")
     made, ending = seed(model, cameras, args.splats, progress=display.update), args.out.suffix.lower()
     if ending != ".ply":  # others have one colour a splat: what is tuned and compared is what is written
@@ -175,10 +175,10 @@ def _splats(args: SplatsArgs, opened: OpenRun, display: Display) -> Made:
     display.phase("fine-tuning")
     teacher = teacher_of(model, train, cameras, cropped=chosen is not None)
     made, steps = refine(made, cameras, teacher, pace=paced(args.tune_seconds, progress=display.update))
-    seen = replace(test, cameras=replace(as_pinholes(test.cameras), times=test.cameras.times))
-    seen, views, aligned = _test_views(args.eval_views, opened, seen, display)
+    test, views, aligned = _test_views(args.eval_views, opened, test, display)
+    plain = chosen is None and (test.cameras.model == "pinhole" or test.images.mask is None)
     options = {"time": 0.0, "photos": plain, "views": views, "progress": display.update}
-    found = compare(model, seen, lambda *view: (picture(made, *view), None), **options) if views else None
+    found = compare(model, undistorted(test), lambda *view: (picture(made, *view), None), **options) if views else None
     display.phase("writing")
     if ending == ".html":
         write_atomically(args.out, splat_page(splat_bytes(made), model.bounds.aabb, train.cameras, train.name))

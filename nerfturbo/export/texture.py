@@ -1,7 +1,11 @@
 """A mesh with a texture baked from the field, its files (.glb and .obj), and how well it shows the photos."""
 
+import io
+import struct
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +25,6 @@ from .atlas import PADDING, unwrap
 from .fusion import MAX_CAMERAS
 from .mesh import Mesh, Up, colors_from_outside, glb_bytes, rotate_normals, upright
 from .raster import Fragments, rasterize
-from .usdz import usdz_bytes
 
 FACES = 100_000  # unless a number is given
 ENDINGS = ".glb", ".obj", ".mtl", ".png"
@@ -171,3 +174,25 @@ def write_textured(path: Path, mesh: TexturedMesh, to_original: Tensor | None = 
         image.save(temporary, "PNG")
     write_atomically(mtl, f"newmtl texture\nKd 1 1 1\nKa 0 0 0\nKs 0 0 0\nillum 1\nmap_Kd {png.name}\n")
     write_atomically(obj, "\n".join(lines) + "\n")
+
+
+def usdz_bytes(points: Tensor, faces: Tensor, normals: Tensor, *, places: Tensor, image: Image.Image, up: str) -> bytes:
+    """One archive of a .usda and a .png, neither compressed, each at a multiple of 64 bytes; `places` (n, 2) in the
+    texture count from its lower left corner."""
+
+    def listed(rows: Tensor) -> str:
+        return ", ".join("(" + ", ".join(f"{value:.6g}" for value in row) + ")" for row in rows.tolist())
+
+    rows = {"points": points, "normals": normals, "places": places, "extent": torch.stack(points.aminmax(dim=0))}
+    text = {"up": up, "counts": ", ".join(["3"] * len(faces)), "corners": ", ".join(map(str, faces.flatten().tolist()))}
+    text |= {name: listed(values) for name, values in rows.items()}
+    scene = Template(Path(__file__).with_name("mesh.usda").read_text()).substitute(text).encode()
+    picture, archive = io.BytesIO(), io.BytesIO()
+    image.save(picture, "PNG")
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as file:
+        for name, content in (("scene.usda", scene), ("texture.png", picture.getvalue())):
+            entry = zipfile.ZipInfo(name)
+            short = -(archive.tell() + 30 + len(name) + 4) % 64  # bytes from its header on
+            entry.extra = struct.pack("<HH", 0x1986, short) + bytes(short)
+            file.writestr(entry, content)
+    return archive.getvalue()

@@ -15,11 +15,23 @@ from torch import Tensor
 
 from nerfturbo.data.builtin import builtin_scene
 from nerfturbo.data.cameras import Cameras, look_at, transform_points
+from nerfturbo.data.images import ImagePool
 from nerfturbo.evaluation.evaluate import compare
 from nerfturbo.export import paced
 from nerfturbo.export.splats import BASE, N_VALUES, OPACITY, POINT, REST, SCALES, TURN, cpu, make, raster
 from nerfturbo.export.splats.files import placed, write_splats
-from nerfturbo.export.splats.make import as_pinholes, fit_colors, picture, refine, seed, teacher_of, thin, through
+from nerfturbo.export.splats.make import (
+    as_pinholes,
+    fit_colors,
+    photo_through,
+    picture,
+    refine,
+    seed,
+    teacher_of,
+    thin,
+    through,
+    undistorted,
+)
 from nerfturbo.ops import use_backend
 from nerfturbo.ops.spherical_harmonics import spherical_harmonics
 from nerfturbo.presets import preset
@@ -245,11 +257,35 @@ def test_the_field_teaches_where_photos_show_something_else() -> None:
         image = model.render_image(scene.cameras, 0, torch.zeros(3))
         field = teacher_of(model, scene, scene.cameras, cropped=True)(0, window)
     torch.testing.assert_close(field[..., :3], image.rgb[6:16, 4:16], atol=1e-3, rtol=0.0)
-    lens = replace(scene.cameras, model="opencv", distortion=torch.zeros(2, 8), times=torch.ones(2))
-    assert as_pinholes(lens).model == "pinhole" and not as_pinholes(lens).times.any()  # type: ignore[union-attr]
-    bent = teacher_of(model, replace(scene, cameras=lens), as_pinholes(scene.cameras), cropped=False)
+    moving = replace(scene.cameras, times=torch.ones(2))
+    assert as_pinholes(moving).model == "pinhole" and not as_pinholes(moving).times.any()  # type: ignore[union-attr]
+    late = teacher_of(model, replace(scene, cameras=moving), as_pinholes(scene.cameras), cropped=False)
     with use_backend("cpu"):
-        torch.testing.assert_close(bent(0, window), field)
+        torch.testing.assert_close(late(0, window), field)
+
+
+def test_photos_of_bent_lenses_are_straightened() -> None:
+    """A photo whose colours are the slopes of its rays shows, straightened, those of a pinhole camera."""
+    plain = replace(ball_scene(n_views=2, size=48).cameras, distortion=None)
+    bent = replace(
+        plain, model="opencv", distortion=torch.tensor([[-0.6, 0.05, 0.003, -0.002, 0, 0, 0, 0]]).repeat(2, 1)
+    )
+
+    def slopes(cameras: Cameras, index: int) -> Tensor:
+        axes = cameras.camera_to_world[index, :, :3]
+        local = cameras.image_rays(index).directions @ axes
+        x, y = (local[:, :2] / -local[:, 2:]).unbind(-1)
+        return torch.stack([0.5 + 0.8 * x, 0.5 + 0.8 * y, torch.full_like(x, 0.25)], -1).view(48, 48, 3)
+
+    pool = ImagePool.from_images([slopes(bent, index) for index in range(2)])
+    scene = replace(ball_scene(n_views=2, size=48), cameras=bent, images=pool)
+    straight = undistorted(scene)
+    assert straight.cameras.model == "pinhole" and undistorted(straight) is straight
+    for index in range(2):
+        torch.testing.assert_close(straight.images.image(index), slopes(plain, index), atol=0.008, rtol=0.0)
+    part = photo_through(scene, 1, through(plain[1], (5, 7, 20, 12)))
+    torch.testing.assert_close(part, slopes(plain, 1)[7:19, 5:25], atol=0.008, rtol=0.0)
+    assert float((pool.image(1) - slopes(plain, 1)).abs().max()) > 0.03  # the lens shows
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...data.cameras import Cameras
+from ...data.images import ImagePool
 from ...data.scene import Scene
 from ...ops.adam import AdamRule, AdamState, adam_update
 from ...ops.spherical_harmonics import spherical_harmonics
@@ -112,16 +113,32 @@ def as_pinholes(cameras: Cameras) -> Cameras:
     return replace(cameras, times=times, model="pinhole", distortion=None)
 
 
+def photo_through(scene: Scene, index: int, camera: Cameras) -> Tensor:
+    """(height, width, 3 or 4): what a photo shows along the rays of a camera in its place; beyond its rim, the rim."""
+    (width, height), rays, own = camera.size[0].tolist(), camera.image_rays(0), scene.cameras[index].to(camera.device)
+    pixels, _ = own.project(torch.zeros(1, dtype=torch.int64), rays.origins + rays.directions)
+    places = (pixels / own.size * 2.0 - 1.0).view(1, height, width, 2)
+    photo = scene.images.image(index, camera.device).permute(2, 0, 1)[None]
+    return F.grid_sample(photo, places, padding_mode="border", align_corners=False)[0].permute(1, 2, 0)
+
+
+def undistorted(scene: Scene) -> Scene:
+    """The scene as cameras without lens distortion take it."""
+    if scene.cameras.model == "pinhole":
+        return scene
+    cameras = replace(as_pinholes(scene.cameras), times=scene.cameras.times)
+    images = [photo_through(scene, index, cameras[index]) for index in range(len(scene))]
+    return replace(scene, cameras=cameras, images=ImagePool.from_images(images))
+
+
 def teacher_of(model: NerfModel, scene: Scene, cameras: Cameras, *, cropped: bool) -> Teacher:
     """The photos, which are sharper, where they show just what the field does; else the field, through `cameras`."""
-    config = model.config
-    whole = scene.has_alpha or _unbounded(model)
-    own_look = config.photo.exposure or config.photo.appearance or scene.cameras.times is not None
-    if whole and not (own_look or cropped or scene.cameras.model != "pinhole" or scene.images.mask is not None):
+    whole, look = scene.has_alpha or _unbounded(model), model.config.photo
+    own_look = look.exposure or look.appearance or scene.cameras.times is not None
+    if whole and not (own_look or cropped or scene.images.mask is not None):
 
         def photo(index: int, window: Window) -> Tensor:
-            left, top, width, height = window
-            part = scene.images.image_bytes(index)[top : top + height, left : left + width].to(model.device) / 255.0
+            part = photo_through(scene, index, through(cameras[index], window).to(model.device))
             alpha = part[..., 3:] if part.shape[-1] == 4 else torch.ones_like(part[..., :1])
             return torch.cat([part[..., :3] * alpha, alpha], dim=-1)
 
@@ -155,7 +172,9 @@ def refine(splats: Tensor, cameras: Cameras, teacher: Teacher, *, pace: Iterable
         left, top = (int(torch.randint(max(1, whole - side + 1), (), generator=generator)) for whole in (width, height))
         window = (left, top, min(side, width), min(side, height))
         camera = through(cameras[index], window)
-        rows = _near(free[:, POINT] * rates[:, POINT], camera)
+        places, ahead = camera.project(torch.zeros(1, dtype=torch.int64), (free * rates)[:, POINT])
+        inside = ((places > -MARGIN) & (places < camera.size + MARGIN)).all(-1) & (ahead > 0.0)
+        rows = inside.nonzero()[:, 0]
         some = free[rows].requires_grad_()
         error = render(some * rates[rows], camera) - teacher(index, window)
         error = error[..., :3] - error[..., 3:] * torch.rand(3, generator=generator).to(splats.device)  # any background
@@ -165,13 +184,6 @@ def refine(splats: Tensor, cameras: Cameras, teacher: Teacher, *, pace: Iterable
         state.step.add_(1)
     splats = free * rates
     return splats[splats[:, OPACITY].sigmoid()[:, 0] > FAINT], int(state.step)
-
-
-def _near(points: Tensor, camera: Cameras) -> Tensor:
-    """(m,) int64: the points (n, 3) that lie on the picture of one camera, or not far outside."""
-    pixels, ahead = camera.project(torch.zeros_like(points[:, 0], dtype=torch.int64), points)
-    inside = ((pixels > -MARGIN) & (pixels < camera.size + MARGIN)).all(-1) & (ahead > 0.0)
-    return inside.nonzero()[:, 0]
 
 
 @torch.no_grad()

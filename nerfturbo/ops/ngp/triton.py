@@ -281,14 +281,11 @@ class _NgpField(Node):
         return dx, ddirections, None, None, None, *grads  # x, directions, rays, sink, n_used, weights
 
 
-WIDEST = 64  # of any side that the kernels here take
-
-
 def fits(weights: NgpWeights, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether one kernel runs both networks; otherwise each runs by its own, or layer by layer."""
+    """Whether one kernel runs both networks, up to 64 wide; otherwise each runs by its own, or layer by layer."""
     features = weights.density_out.shape[0]
     widest = max(*weights.density_in.shape, features, weights.colour_in.shape[1] - features)
-    return widest <= WIDEST and mlp.fits(weights, dtype, device)
+    return widest <= 64 and mlp.fits(weights, dtype, device)
 
 
 def _apart(encoding, directions, ray_indices, weights, sink, n_used) -> Tensor:
@@ -347,7 +344,6 @@ def _encode_used(positions: Tensor, table: Tensor, layout: HashLayout, n_used: T
 
 
 def skips_unused(table: Tensor, weights: NgpWeights) -> bool:
-    """Whether the kernels here run; otherwise encoding and networks run apart, on all rows."""
     return fits(weights, table.dtype, table.device)
 
 
