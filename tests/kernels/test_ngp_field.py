@@ -19,6 +19,7 @@ from ..ops.cases import assert_as_good_as_torch, assert_close, assert_within, ge
 BACKENDS = ["cpu", "triton"]
 ODD = (20, 9, 10, 24)  # encoding, directions, features, hidden: nothing is a power of two
 PLAIN = (32, 16, 16, 64)
+WIDE = (20, 16, 16, 100)  # two launches for the colour network's gradients
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def compare(got: dict[str, Tensor], want: dict[str, Tensor], tolerance: float) -
 
 @pytest.mark.usefixtures("poisoned_empty")
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("widths", "n"), [(PLAIN, 128), (ODD, 77), (PLAIN, 1), (ODD, 0)])
+@pytest.mark.parametrize(("widths", "n"), [(PLAIN, 128), (ODD, 77), (WIDE, 77), (PLAIN, 1), (ODD, 0)])
 def test_matches_reference(
     kernel_device: torch.device, backend: str, widths: tuple[int, int, int, int], n: int
 ) -> None:
@@ -129,8 +130,9 @@ def test_a_sink_takes_the_weights_gradients(kernel_device: torch.device, backend
 
 
 @pytest.mark.usefixtures("deterministic")
-def test_deterministic_mode_matches_reference(kernel_device: torch.device) -> None:
-    inputs, weights = make_inputs(PLAIN, 192, kernel_device), make_weights(PLAIN, kernel_device)
+@pytest.mark.parametrize("widths", [PLAIN, WIDE])
+def test_deterministic_mode_matches_reference(kernel_device: torch.device, widths: tuple[int, int, int, int]) -> None:
+    inputs, weights = make_inputs(widths, 192, kernel_device), make_weights(widths, kernel_device)
     compare(run("triton", *inputs, weights), run("reference", *inputs, weights), 1e-5)
     own = inputs[0][: inputs[1].shape[0]], inputs[1], None
     compare(run("triton", *own, weights), run("reference", *own, weights), 1e-5)
@@ -172,10 +174,11 @@ def test_wrong_weights_are_named(kernel_device: torch.device) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_real_shapes(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("widths", [PLAIN, (40, 16, 16, 128)])
+def test_real_shapes(dtype: torch.dtype, widths: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda")
-    encoding, directions, rays = make_inputs(PLAIN, 1 << 18, device)
-    weights = make_weights(PLAIN, device)
+    encoding, directions, rays = make_inputs(widths, 1 << 18, device)
+    weights = make_weights(widths, device)
     count = torch.tensor(226_001, dtype=torch.int32, device=device)
     got = run("triton", encoding.to(dtype), directions, rays, weights, n_used=count)
     monkeypatch.setattr("nerfturbo.ops._dispatch._in_autocast", lambda tensor: False)

@@ -72,9 +72,11 @@ def test_widths_that_fill_no_register(sized: tuple[Target, int]):
 
 
 @pytest.mark.parametrize("hidden", [96, 136])
-def test_networks_too_wide_for_one_kernel(target: Target, hidden: int):
+def test_networks_too_wide_for_one_kernel(target: Target, hidden: int, monkeypatch: pytest.MonkeyPatch):
     """Two kernels up to 128 (`fused_mlp`), the library's products beyond."""
     require(target)
+    if target.backend == "triton":  # a GPU with little shared memory
+        monkeypatch.setattr("nerfturbo.ops.ngp.triton.fits", lambda *_: False)
     n = target.pick(300, 20)
     inputs = _inputs(n, hidden=hidden)
     compare(target, _field(n, target.device), inputs, NAMES, names=("raw",), tolerance=_tolerance(target))

@@ -248,7 +248,7 @@ MAX_LAYERS, MAX_WIDTH = 4, 128
 MAX_LOGIT = tl.constexpr(15.0)
 BLOCK, STAGES = 64, 3
 FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 4, 2  # per multiprocessor
-SUMS_IN_REGISTERS = 8192  # numbers of weight gradient that one backward launch accumulates
+SUMS_IN_REGISTERS = {4: 8192, 8: 20480}  # numbers of weight gradient that one backward launch adds up, by its warps
 
 
 @launchable(do_not_specialize=["n"])
@@ -374,9 +374,9 @@ def _pointers(weights: list[Tensor], names: tuple[str, str, str, str]) -> dict[s
     return {names[0]: first, names[1]: second, names[2]: third, names[3]: last}
 
 
-def _tile(even: bool, shape: dict[str, Any]) -> dict[str, Any]:
-    widest = max(shape["P0"], shape["P1"], shape["P2"], shape["P3"], shape["PL"], shape["PY"])
-    return {"BLOCK": BLOCK, "EVEN": even, "num_warps": 4 if widest <= 64 else 8, "num_stages": STAGES}
+def _tile(n: int, fixed: bool, shape: dict[str, Any]) -> dict[str, Any]:
+    block, warps = (BLOCK, 4) if max(shape[f"P{k}"] for k in "0123LY") <= 64 else (2 * BLOCK, 8)
+    return {"BLOCK": block, "EVEN": fixed and n % block == 0, "num_warps": warps, "num_stages": STAGES}
 
 
 def mlp_forward(x, weights, n_used, *, dtype=None, exponential=False) -> Tensor:
@@ -386,7 +386,7 @@ def mlp_forward(x, weights, n_used, *, dtype=None, exponential=False) -> Tensor:
     if n == 0:
         return y
     shape, fixed = _shape(x, weights), is_capacity(n, n_used)
-    tile = _tile(fixed and n % BLOCK == 0, shape)
+    tile = _tile(n, fixed, shape)
     programs = min(cdiv(n, tile["BLOCK"]), FORWARD_PROGRAMS * processors(x.device))
     kernel = _forward_kernel if fixed else _any_forward_kernel
     kernel[(programs,)](
@@ -398,17 +398,17 @@ def mlp_forward(x, weights, n_used, *, dtype=None, exponential=False) -> Tensor:
 
 
 @functools.lru_cache(maxsize=64)
-def _groups(shapes: tuple[tuple[int, int], ...], wanted: tuple[bool, ...]) -> list[list[int]]:
+def _groups(shapes: tuple[tuple[int, int], ...], wanted: tuple[bool, ...], most: int) -> list[list[int]]:
     """Layers whose weight gradients share a launch: as many as fit into registers, from the last layer down."""
     groups: list[list[int]] = [[]]
-    room = SUMS_IN_REGISTERS
+    room = most
     for index in reversed(range(len(shapes))):
         if not wanted[index]:
             continue
         size = padded(shapes[index][0]) * padded(shapes[index][1])
         if groups[-1] and size > room:
             groups.append([])
-            room = SUMS_IN_REGISTERS
+            room = most
         groups[-1].append(index)
         room -= size
     return groups
@@ -421,10 +421,11 @@ def mlp_backward(x, weights, dy, n_used, *, needs_x, sums, found_inf=None) -> Te
     if n == 0:
         return dx
     shape, fixed = _shape(x, weights), is_capacity(n, n_used)
-    tile = _tile(fixed and n % BLOCK == 0, shape)
+    tile = _tile(n, fixed, shape)
     programs = min(cdiv(n, tile["BLOCK"]), BACKWARD_PROGRAMS * processors(x.device))
     partial = torch.are_deterministic_algorithms_enabled()
-    groups = _groups(tuple(w.shape for w in weights), tuple(s is not None for s in sums))
+    most = SUMS_IN_REGISTERS[tile["num_warps"]]
+    groups = _groups(tuple(w.shape for w in weights), tuple(s is not None for s in sums), most)
     kernel = _backward_kernel if fixed else _any_backward_kernel
     for group in groups:
         last = group is groups[-1]  # the launch that goes down to the first layer also gives dx

@@ -127,6 +127,7 @@ def _colour_backward_kernel(
     DS: tl.constexpr, DF: tl.constexpr, DH: tl.constexpr, PS: tl.constexpr, PF: tl.constexpr, PH: tl.constexpr,
     T: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, PARTIAL: tl.constexpr,
 ):  # fmt: skip
+    """Without p_g5 or p_g4 that gradient is left out, without p_g3 the features' and directions' too."""
     n_used = gpu.used_rows(p_used, n)
     ALL: tl.constexpr = EVEN and p_used is None
     W3a = mlp.load_weight(p_w3, PS, PH, DS, DH, DS + DF, T)
@@ -151,23 +152,27 @@ def _colour_backward_kernel(
             b_d = mlp.keep_rows((b_d * b_rgb * (1.0 - b_rgb)).to(T), m, ALL)
             dlogit *= tl.load(p_values + 3 * tl.cast(stride_c, tl.int64) + i, mask=m, other=0.0)
         h1, h2 = _colour_hidden(b_s, b_y, W3a, W3b, W4, T, PRECISION)
-        G5 = mlp.add_products(G5, h2, b_d, PH, 16, PRECISION)
+        if p_g5 is not None:
+            G5 = mlp.add_products(G5, h2, b_d, PH, 16, PRECISION)
         b_d = mlp.relu_backward(h2, b_d, W5, T, PRECISION)
-        G4 = mlp.add_products(G4, h1, b_d, PH, PH, PRECISION)
+        if p_g4 is not None:
+            G4 = mlp.add_products(G4, h1, b_d, PH, PH, PRECISION)
         b_d = mlp.relu_backward(h1, b_d, W4, T, PRECISION)
-        G3a = mlp.add_products(G3a, b_s, b_d, PS, PH, PRECISION)
-        G3b = mlp.add_products(G3b, b_y, b_d, PF, PH, PRECISION)
-        b_dy = tl.dot(b_d, tl.trans(W3b), input_precision=PRECISION)
-        b_dy += tl.where((tl.arange(0, PF) == 0)[None, :], dlogit[:, None], 0.0)
-        mlp.store_tile(p_dfeatures, b_dy, i, n, 1, stride_c, DF, PF, EVEN)
+        if p_g3 is not None:
+            G3a = mlp.add_products(G3a, b_s, b_d, PS, PH, PRECISION)
+            G3b = mlp.add_products(G3b, b_y, b_d, PF, PH, PRECISION)
+            b_dy = tl.dot(b_d, tl.trans(W3b), input_precision=PRECISION)
+            b_dy += tl.where((tl.arange(0, PF) == 0)[None, :], dlogit[:, None], 0.0)
+            mlp.store_tile(p_dfeatures, b_dy, i, n, 1, stride_c, DF, PF, EVEN)
         if p_ddirections is not None:
             b_ds = tl.dot(b_d, tl.trans(W3a), input_precision=PRECISION)
             c = tl.arange(0, PS)
             row = i if PARTIAL else ray  # deterministic mode keeps samples apart
             p = p_ddirections + row.to(tl.int64)[:, None] * DS + c[None, :]
             tl.atomic_add(p, b_ds, mask=m[:, None] & (c < DS)[None, :], sem="relaxed")
-    mlp.add_weight(p_g3, G3a, PS, PH, DS, DH, DS + DF, PARTIAL, DH * (DS + DF), p_found_inf)
-    mlp.add_weight(p_g3 + DS, G3b, PF, PH, DF, DH, DS + DF, PARTIAL, DH * (DS + DF), p_found_inf)
+    if p_g3 is not None:
+        mlp.add_weight(p_g3, G3a, PS, PH, DS, DH, DS + DF, PARTIAL, DH * (DS + DF), p_found_inf)
+        mlp.add_weight(p_g3 + DS, G3b, PF, PH, DF, DH, DS + DF, PARTIAL, DH * (DS + DF), p_found_inf)
     mlp.add_weight(p_g4, G4, PH, PH, DH, DH, DH, PARTIAL, DH * DH, p_found_inf)
     mlp.add_weight(p_g5, G5, PH, 16, DH, 3, DH, PARTIAL, 3 * DH, p_found_inf)
 
@@ -232,14 +237,17 @@ def colour_backward(
     shape = _shape(x, directions, weights, fixed)
     del shape["DE"], shape["PE"]
     kernel = _colour_backward_kernel if fixed else _any_colour_backward_kernel
-    kernel[(programs,)](
-        p_directions=directions, p_rays=rays, p_features=features, p_draw=draw, p_dlogit=dlogit, p_values=values,
-        p_w3=weights.colour_in, p_w4=weights.colour_mid, p_w5=weights.colour_out,
-        p_dfeatures=dfeatures, p_ddirections=ddirections, p_g3=targets[0], p_g4=targets[1], p_g5=targets[2],
-        p_used=n_used, p_found_inf=found_inf, n=n, stride_c=features.stride(1),
-        stride_rn=draw.stride(0), stride_rc=draw.stride(1), stride_ln=dlogit.stride(0),
-        **shape, PARTIAL=partial, num_warps=WARPS, num_stages=STAGES,
-    )  # fmt: skip
+    for group in ("345",) if shape["PH"] <= 64 else ("45", "3"):  # whose sums fit into registers together
+        last = "3" in group
+        kernel[(programs,)](
+            p_directions=directions, p_rays=rays, p_features=features, p_draw=draw, p_dlogit=dlogit, p_values=values,
+            p_w3=weights.colour_in, p_w4=weights.colour_mid, p_w5=weights.colour_out,
+            p_dfeatures=dfeatures if last else None, p_ddirections=ddirections if last else None,
+            **{f"p_g{k}": sum_ if k in group else None for k, sum_ in zip("345", targets, strict=True)},
+            p_used=n_used, p_found_inf=found_inf, n=n, stride_c=features.stride(1),
+            stride_rn=draw.stride(0), stride_rc=draw.stride(1), stride_ln=dlogit.stride(0),
+            **shape, PARTIAL=partial, num_warps=WARPS, num_stages=STAGES,
+        )  # fmt: skip
     if partial:
         for total, part in zip(sums[2:], targets, strict=True):
             total.add_(part.sum(0))
@@ -282,10 +290,8 @@ class _NgpField(Node):
 
 
 def fits(weights: NgpWeights, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether one kernel runs both networks, up to 64 wide; otherwise each runs by its own, or layer by layer."""
-    features = weights.density_out.shape[0]
-    widest = max(*weights.density_in.shape, features, weights.colour_in.shape[1] - features)
-    return widest <= 64 and mlp.fits(weights, dtype, device)
+    """Whether one kernel runs both networks; otherwise each runs by its own, or layer by layer."""
+    return mlp.fits(weights, dtype, device)
 
 
 def _apart(encoding, directions, ray_indices, weights, sink, n_used) -> Tensor:

@@ -39,7 +39,16 @@ def _cases(dtype: str, operand: Any, *, rays: bool = True, loose: bool = False) 
     ]
 
 
+def _wide_case(kernel: Any, name: str, max_spills: int, *absent: str) -> CompileCase:
+    like = _cases("fp16", tl.float16)[0].constexprs | _cases("fp16", tl.float16)[1].constexprs
+    shape = like | {"DE": 40, "PE": 64, "DH": 128, "PH": 128} | dict.fromkeys(absent)
+    types = "*fp16 p_x p_features p_dfeatures, *i32 p_used p_rays"
+    return CompileCase(kernel, types, shape, kernels.WARPS, kernels.STAGES, max_spills, name)
+
+
 TENSOR_CORE_CASES = [
+    _wide_case(kernels._forward_kernel, "forward-128", 0),
+    _wide_case(kernels._colour_backward_kernel, "colour-backward-128", 400, "p_g3", "p_dfeatures"),
     *_cases("fp16", tl.float16),
     *_cases("fp16", tl.float16, rays=False),
     *_cases("bf16", tl.bfloat16),
