@@ -673,7 +673,7 @@ def nerfbaselines() -> str:
     columns = {"scene": "{dataset}", "size": "{width}x{height}", "preset": "{preset}", "steps": "{steps:,}"}
     columns |= {"training": "{train_seconds:.0f} s", "test views": "{test_views}"}
     columns |= {"PSNR": "{psnr:.2f} dB", "SSIM": "{ssim:.4f}"}
-    return listed([values("cpu/nerfbaselines")], columns)
+    return listed([values("cpu/nerfbaselines"), values("h200/nerfbaselines")], columns)
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -223,7 +223,7 @@ def test_auto_takes_proposals_for_scenes_without_an_end():
     assert kept.grid.contraction == "sphere" and kept.sampler == chosen.sampler
 
 
-def test_auto_takes_large_tables_for_many_photos():
+def test_auto_takes_large_tables_for_many_photos(monkeypatch: pytest.MonkeyPatch):
     auto, few = preset("ngp"), open_scene()
     many = few.select([index % len(few) for index in range(MANY_PHOTOS)])
     large = preset("proposal-large")
@@ -234,7 +234,10 @@ def test_auto_takes_large_tables_for_many_photos():
     assert fitted_config(by_hand, many, auto=auto)[0].field == replace(large.field, log2_entries=20)
     hurried, patient = (replace(auto, train=replace(auto.train, time_limit=limit)) for limit in (60.0, 180.0))
     assert fitted_config(hurried, many, auto=auto)[0].sampler == large.sampler
-    config, notes = fitted_config(patient, many, auto=auto)
+    for shared, field in ((99 << 10, large.field), (227 << 10, replace(large.field, log2_entries=23, width=128))):
+        monkeypatch.setattr("nerfturbo.data.scene_defaults.shared_memory", lambda found=shared: found)
+        config, notes = fitted_config(patient, many, auto=auto)
+        assert config.field == field and ("2^23 entries and networks 128 wide" in notes[0]) == (field != large.field)
     assert config.sampler == replace(large.sampler, n_samples=64) and "180 s are enough for 64 samples" in notes[0]
     assert config.train.batch_samples == 64 * config.train.max_rays == 64 * large.train.max_rays
     patient = replace(patient, train=replace(patient.train, batch_samples=1 << 20))
