@@ -1,5 +1,4 @@
-"""Benchmark results on disk: one JSON per run, `{what, command, commit, machine, protocol, seed, values}`; and what two
-of them differ by."""
+"""Benchmark results on disk, a JSON per run: {what, command, commit, machine, protocol, seed, values}; their change."""
 
 import json
 import shlex

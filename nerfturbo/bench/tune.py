@@ -134,8 +134,7 @@ def largest_batch(
     start: int | None = None,
     report: Callable[[BatchTrial], None] | None = None,
 ) -> list[BatchTrial]:
-    """Every trial in order: doubling from the smallest batch until one does not fit, then bisection to an eighth. Where
-    `start` fits, doubling begins there."""
+    """Every trial: doubling from the smallest batch, or from a `start` that fits, then bisection to an eighth."""
     trials: list[BatchTrial] = []
 
     def fits(batch: int) -> bool:

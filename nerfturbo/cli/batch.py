@@ -1,5 +1,4 @@
-"""`nerfturbo batch scenes.txt`: many scenes, a few at a time, each in a process of its own; the same command goes on
-after an interrupt."""
+"""`nerfturbo batch scenes.txt`: many scenes, a few at a time, each in its own process; given again, it goes on."""
 
 import contextlib
 import json

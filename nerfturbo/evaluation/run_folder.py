@@ -124,8 +124,7 @@ def open_run(path: str | Path) -> RunFolder:
 
 
 def check_writable(path: Path, room: int = 0) -> Path:
-    """Refuse, before any work is done, a path that cannot be made, or that has no room for so many bytes; returns the
-    part of it that exists."""
+    """Refuse, before any work, a path that cannot be made or has no room for so many bytes; returns what exists."""
     nearest = path
     while not os.path.lexists(nearest) and nearest != nearest.parent:
         nearest = nearest.parent

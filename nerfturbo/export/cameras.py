@@ -1,5 +1,4 @@
-"""The cameras of a run as a `transforms.json`, in the coordinates of the scene's own file: with poses and focal lengths
-as they were learned, where they were."""
+"""The cameras of a run as a `transforms.json` in the coordinates of the scene's file, learned where they were."""
 
 import os
 from collections.abc import Sequence

@@ -1,5 +1,4 @@
-"""The surface that cameras see of a scene without sharp densities: their depth images as one signed distance (Curless
-and Levoy, 1996)."""
+"""The surface that cameras see of a soft scene: their depth images as one signed distance (Curless and Levoy, 1996)."""
 
 import math
 from dataclasses import replace

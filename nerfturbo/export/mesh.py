@@ -96,8 +96,7 @@ def extract_mesh(
 def _triangles(
     volume: Tensor, level: float, voxel: float, low: Sequence[float], cells: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Vertices and triangles, counter-clockwise seen from where the volume is below the level; of `cells` only. None
-    where the level is not reached."""
+    """Vertices and triangles of `cells`, counter-clockwise seen from below the level; None: it is not reached."""
     from skimage.measure import marching_cubes
 
     options: dict[str, Any] = {"spacing": (voxel,) * 3, "gradient_direction": "ascent"}
@@ -277,8 +276,7 @@ def density_volume(model: NerfModel, box: Aabb, voxel: float, *, progress: Progr
 @torch.no_grad()
 def seen_by(model: NerfModel, cameras: Cameras, points: Tensor, margin: float, *, progress: Progress = quiet) -> Tensor:
     """(n,) bool: whether points (n, 3) lie before, or less than `margin` behind, what some camera sees there. What the
-    cameras of training never saw, the field was free to fill with anything. Some of them, evenly chosen and made small,
-    look."""
+    cameras of training never saw, the field was free to fill with anything. Some of them look, evenly chosen, small."""
     seen = torch.zeros(points.shape[0], dtype=torch.bool, device=points.device)
     small = few_and_small(cameras, model.device)
     for index in range(len(small)):

@@ -125,8 +125,7 @@ def _shared(sums: Tensor) -> Tensor:
 
 @torch.no_grad()
 def picture(mesh: TexturedMesh, camera: Cameras, background: Tensor) -> tuple[Tensor, Tensor]:
-    """(height, width, 3) of what one camera sees of the mesh over a background (3,), and the share (height, width) of
-    each pixel that shows it."""
+    """(height, width, 3): the mesh in a camera over a background (3,); (height, width): its share of each pixel."""
     large = camera.to("cpu").scaled(float(RAYS))
     width, height = large.size[0].tolist()
     found, _ = see(mesh.vertices, mesh.faces, large)

@@ -34,8 +34,7 @@ BUILDERS: dict[type[Any], Callable[..., nn.Module]] = {
 
 
 def build_field(config: configs.FieldConfig, aabb: Aabb, *, seed: int = 0, contraction: Contraction = "none") -> Any:
-    """The field a config describes, over a box or, with a contraction about it, all of space. A custom field is given
-    world positions either way."""
+    """A config's field, over a box or, contracted about it, all of space. A custom one takes world positions."""
     field = BUILDERS[type(config)](aabb, config, seed=seed)
     if contraction != "none" and not isinstance(field, CustomField):
         if not hasattr(field, "contraction"):

@@ -163,8 +163,7 @@ class InstantNGP(NgpNetworks):
         return ngp_field(encoding, angular, samples.ray_indices, self.weights, **options)
 
     def evaluator(self, rays: Rays, *, half: bool = False) -> "NgpEvaluator | None":
-        """How rendering asks this field over some rays, the table read in its precision or in `half`; None where the
-        networks cannot be fused."""
+        """How rendering asks this field over rays, the table as it is or in `half`; None where it cannot be fused."""
         made = NgpEvaluator(self, rays, half=half)
         return made if skips_unused(made.table, self.weights) else None
 

@@ -284,8 +284,7 @@ def render_view(
     background: Tensor | None = None,
     max_memory: int | None = None,
 ) -> RenderedImage:
-    """View `index` of the cameras, as `render_image` renders it; rays are made part by part, on the grid's device.
-    `background` is (channels,)."""
+    """View `index` of the cameras, as by `render_image`, over (channels,); made part by part, on the grid's device."""
     width, height = (int(side) for side in cameras.size[index])
     device = device_of(field, grid)
     local = picture_directions(cameras, index, device)

@@ -263,8 +263,7 @@ class PhotoCorrections(nn.Module):
         return self.exposure - self.exposure.mean(0)
 
     def look(self, camera_indices: Tensor | None, n_rays: int) -> Tensor:
-        """(n_rays, appearance): of each ray's own photo or of the mean while training; else of the photo `shown`, or
-        the mean, which is zero."""
+        """(n_rays, appearance): of each ray's photo or the mean in training; else of `shown`, or the mean, 0."""
         centred = self.appearance - self.appearance.mean(0)
         if camera_indices is not None and torch.is_grad_enabled():  # neighbours in a batch are any rays
             own = torch.arange(n_rays, device=centred.device) % MEAN_EVERY != 0

@@ -1,7 +1,6 @@
 """Weights along rays as step functions: the part of a ray that is sampled, what a proposal says of it, how it learns.
 Notation: places are numbers in [0, 1] along a ray's `RaySpan`, so that near and far count alike. A histogram has edges
-(n_rays, n + 1), places that rise along each ray, and weights (n_rays, n): how much of the ray's light ends in each
-interval."""
+(n_rays, n + 1), places that rise along each ray, and weights (n_rays, n): the light of the ray that ends between."""
 
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,6 @@
 """Adam over flat buffers with a loss scale, and the learning-rate schedule. Parameters and their gradients become views
 of a few flat fp32 buffers. One fused pass per buffer unscales, updates the master, writes the half copy that the field
-reads, and zeroes the gradient. Learning rate, scale and counters are device tensors: a captured step can hold all of
-it."""
+reads, and zeroes the gradient. Learning rate, scale and counters are device tensors, for steps that are captured."""
 
 import itertools
 import math
@@ -56,8 +55,7 @@ def own_rates(model: nn.Module) -> dict[str, float]:
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[ParameterGroup]:
-    """All parameters that learn, group after group: networks and tables of the field, those of the sampler, and those
-    with learning rates of their own."""
+    """All parameters that learn: networks and tables of the field, the sampler's, those with rates of their own."""
     own, tables = own_rates(model), set(table_parameters(model))
     rule = AdamRule((BETA1, config.beta2), EPS["tables" if tables else "networks"])
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]

@@ -2,8 +2,7 @@
 source is a run folder, one of its checkpoints, one safetensors file with `field.*` (and perhaps `grid.*`) tensors, or
 an entry of the zoo that comes with the package, as zoo:NAME. Optimizer, schedule and step begin anew: only what the
 field knows is taken over. `keep` scales the features of its hash tables: scaled down, everything is thinner and paler
-in its place, and what is different in the new scene is learned in fewer steps (shrinking before a warm start, Ash and
-Adams 2020)."""
+in its place, and what differs in the new scene is learned in fewer steps (shrink and perturb, Ash and Adams 2020)."""
 
 import logging
 from dataclasses import dataclass

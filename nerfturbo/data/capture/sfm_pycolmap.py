@@ -1,6 +1,5 @@
 """One stage of structure from motion by the package `pycolmap`, as a program: `python sfm_pycolmap.py extract ...`. A
-process of its own, because pycolmap holds the interpreter while it works. It imports nothing of nerfturbo, so that it
-starts at once."""
+process of its own, because pycolmap holds the interpreter while it works; to start at once, without nerfturbo."""
 
 import sys
 from typing import Any

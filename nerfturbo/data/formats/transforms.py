@@ -144,8 +144,7 @@ def _shared_angle(scene: Scene) -> float:
 
 class Capture(NamedTuple):
     """What a file of poses says, in the words of a transforms file. Beyond these, a frame may have `where` it stands, a
-    document or frame `from_middle` (cx and cy count from the middle) and `per_side` (lengths on the image are shares of
-    its larger side)."""
+    document or frame `from_middle` (cx, cy count from it) and `per_side` (lengths are shares of the larger side)."""
 
     document: dict[str, Any]
     notes: tuple[str, ...] = ()

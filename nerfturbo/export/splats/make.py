@@ -158,8 +158,7 @@ def through(camera: Cameras, window: Window) -> Cameras:
 
 
 def refine(splats: Tensor, cameras: Cameras, teacher: Teacher, *, pace: Iterable[float]) -> tuple[Tensor, int]:
-    """The splats after a gradient step for each share of the way that `pace` gives, without those that became faint;
-    and the number of steps."""
+    """The splats after a gradient step for each share that `pace` gives, less faint ones; and how many steps."""
     side, generator = WINDOW.get(splats.device.type, WINDOW["cuda"]), torch.Generator().manual_seed(0)
     rates = torch.cat([splats.new_full((width,), rate) for width, rate in zip(WIDTHS, RATES, strict=True)])
     rates = rates.repeat(len(splats), 1)

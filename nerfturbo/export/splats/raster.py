@@ -27,8 +27,7 @@ TILE = 16
 
 
 def render(splats: Tensor, camera: Cameras) -> Tensor:
-    """(height, width, 4): red, green and blue without a background, and opacity, of splats (n, 59) seen by one pinhole
-    camera."""
+    """(height, width, 4): red, green, blue without a background, and opacity, of splats (n, 59) in a pinhole camera."""
     width, height = camera.size[0].tolist()
     if splats.is_cuda and len(splats) and current_backend() == "auto" and find_spec("gsplat") is not None:
         return _by_gsplat(splats, camera, width, height)

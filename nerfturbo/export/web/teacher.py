@@ -1,5 +1,4 @@
-"""What the field says: the colours of many rays of the training cameras, which cells light reaches on the way, and the
-first values of their vertices."""
+"""What the field says: colours of the training cameras' rays, cells that light reaches, first values of vertices."""
 
 import math
 from dataclasses import dataclass, replace

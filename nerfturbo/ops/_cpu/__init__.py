@@ -35,9 +35,8 @@ CONTRACT = frozenset({"contract"})
 def jit(*, exact: bool = False, inner: bool = False, inline: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Compile lazily, once per argument types; division by zero gives infinity as in numpy. Kernels are cached on disk.
     `inner` functions are called by kernels only: they become part of those, without an entry from Python and a cache
-    file of their own, which would double the time to compile. `inline` ones are pasted in. Numbers that are written out
-    at a call are part of an inner function's type: np.int64(0) in place of 0 keeps numba from compiling it once per
-    number."""
+    file of their own, which would double the time to compile. `inline` ones are pasted in. Numbers written at a call
+    are part of an inner function's type: np.int64(0) in place of 0 keeps numba from compiling it once per number."""
     inner = inner or inline
     compiler: Any = numba.njit  # its stubs do not know all options
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False if exact else set(CONTRACT)}

@@ -33,8 +33,7 @@ intrinsic: Any = extending.intrinsic  # a kernel calls it without the first para
 
 @intrinsic
 def atomic_max(typing_context, array, index, value):
-    """array[index] = max(array[index], value) for an int32 array, as one step. Floats >= 0 may be viewed as int32:
-    their bits are ordered as they are."""
+    """array[index] = max(array[index], value) for int32, as one step; also for floats >= 0 viewed as int32."""
 
     def generate(context, builder, signature, args):
         data = context.make_array(signature.args[0])(context, builder, args[0]).data

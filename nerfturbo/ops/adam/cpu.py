@@ -1,5 +1,4 @@
-"""Adam on a CPU: one pass over memory instead of torch's dozen, for fp32; the rest takes the reference. Decomposition:
-a task = a chunk of parameters."""
+"""Adam on a CPU, fp32, in one pass over memory, not a dozen; else the reference. A task = a chunk of parameters."""
 
 import math
 

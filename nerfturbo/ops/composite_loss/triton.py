@@ -279,8 +279,7 @@ def _ray_sums(
     p_logits, edges, start, count, longest, origin, stride,
     RAYS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Sums along each ray of a tile: weights, weights times distance, distortion; and the greatest distance and
-    length."""
+    """Sums along each ray of a tile: weights, weights times distance, distortion; the greatest distance and length."""
     total = tl.zeros([RAYS], tl.float32)
     moment, spread, reach = total, total, total
     through = tl.full([RAYS, STEPS], 1.0, tl.float32)

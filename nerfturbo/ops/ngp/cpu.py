@@ -235,8 +235,7 @@ def _place(first, last, live, begin, starts, ends, origins, directions, low, siz
 
 @jit()
 def _advance(first, last, live, begin, through, starts, ends, logits, slots, eps, threshold, keep, optical):
-    """Flags of this round's samples, then where each ray goes on and how much light is left. `optical`, where there is
-    room for it, gets their thickness."""
+    """Flags of this round's samples, where rays go on with how much light; `optical` gets their thickness."""
     for k in range(first, last):
         ray, light = live[k], through[live[k]]
         for j in range(slots[k + 1] - slots[k]):

@@ -1,6 +1,5 @@
 """Pixels and their rays: random bits, binary searches, camera and colour in one launch; a program = BLOCK rays.
-Integers decide the pixel, so that the draws equal the reference bit for bit; rays to rounding. No
-atomics."""
+Integers decide the pixel, so that the draws equal the reference bit for bit; rays to rounding. No atomics."""
 
 import torch
 import triton

@@ -48,8 +48,7 @@ def slab(origin, direction, low, high):
 
 @triton.jit
 def box_interval(ox, oy, oz, dx, dy, dz, box, near, far):
-    """t_min, t_max inside the box (low, then high of each axis) and between near and far; both near for rays that miss
-    or hold a NaN."""
+    """t_min, t_max inside the box (low, then high of each axis), near and far; both near where rays miss or are NaN."""
     x0, x1 = slab(ox, dx, box[0], box[3])
     y0, y1 = slab(oy, dy, box[1], box[4])
     z0, z1 = slab(oz, dz, box[2], box[5])
