@@ -17,7 +17,7 @@ from ..errors import InputError, refuse
 from .common import chosen_backend
 from .flags import Backend, BoundsName, Count, Number, UpName, asks_help, check_positive, check_within, flag_value
 from .settings import ConfigArgs, parse_settings, resolve_device
-from .startup import wake_gpu
+from .startup import imports_kept, wake_gpu
 
 if TYPE_CHECKING:
     from ..evaluation.run_folder import RunFolder
@@ -88,9 +88,10 @@ class Plan:
 def main(argv: Sequence[str]) -> int:
     if not asks_help(argv):
         wake_gpu(flag_value(argv, "--device"))
-    args, start = parse_settings(TrainArgs, argv, "train")
-    plan = _plan(args, start)
-    from .session import run_plan
+    with imports_kept():
+        args, start = parse_settings(TrainArgs, argv, "train")
+        plan = _plan(args, start)
+        from .session import run_plan
 
     with chosen_backend(args.backend):
         return run_plan(plan)
