@@ -133,9 +133,12 @@ def compiling_early(device: str, source: str) -> Iterator[Any]:
 def compile_ahead(trainer: Trainer, preview: Preview, display: Display) -> None:
     """On a GPU: the kernels of a step and of a preview, all at once; cached ones are only read."""
     if trainer.device.type == "cuda":
+        from ..ops._dispatch import compile_only
+
         display.phase("loading GPU kernels, compiling those not cached (half a minute at the first run)")
-        trainer.stepper.compile()
-        preview.compile(trainer.model)
+        with compile_only(trainer.device):
+            trainer.stepper.compile()
+            preview.compile(trainer.model)
 
 
 def compile_note(device: str) -> str:

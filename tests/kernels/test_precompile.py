@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from triton.runtime import interpreter
+from triton.runtime.jit import JITFunction
 
 from nerfturbo import use_backend
 from nerfturbo.config import (
@@ -21,6 +22,7 @@ from nerfturbo.config import (
 from nerfturbo.data.batches import PixelSampler
 from nerfturbo.data.builtin import builtin_scene
 from nerfturbo.ops._dispatch import compile_only
+from nerfturbo.ops._triton import precompile
 from nerfturbo.ops._triton.precompile import zeroed_memory
 from nerfturbo.ops.adam import RayBudget, StepState
 from nerfturbo.rendering.model import NerfModel, SceneBounds
@@ -68,3 +70,15 @@ def test_fresh_memory_is_zero_inside_and_as_ever_after() -> None:
 def test_on_a_cpu_nothing_is_compiled_ahead() -> None:
     with compile_only("cpu") as compiling:
         assert compiling is False and float(torch.ones(2).sum()) == 2.0
+
+
+def test_blocks_inside_one_another_wait_once() -> None:
+    """The inner one changes nothing and ends nothing: what it has begun to compile is waited for by the outer one."""
+    launch = JITFunction.run
+    with precompile.compile_only():
+        left_out = JITFunction.run
+        with precompile.compile_only():
+            assert JITFunction.run is left_out
+        assert JITFunction.run is left_out is not launch and precompile._async_compile.active_mode.get() is not None
+        assert torch.equal(torch.empty(3), torch.zeros(3))
+    assert JITFunction.run is launch and precompile._async_compile.active_mode.get() is None

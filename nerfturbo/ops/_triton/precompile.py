@@ -40,7 +40,10 @@ def zeroed_memory() -> Iterator[None]:
 
 @contextmanager
 def compile_only() -> Iterator[None]:
-    """Inside, launches compile and do not run; at the end everything is compiled."""
+    """Inside, launches compile and do not run; at the end of the outermost block everything is compiled."""
+    if _async_compile.active_mode.get() is not None:
+        yield
+        return
     launch = JITFunction.run
     threads = min(MAX_THREADS, os.cpu_count() or 1)
     with ThreadPoolExecutor(threads) as pool, _async_compile.AsyncCompileMode(pool) as mode:
