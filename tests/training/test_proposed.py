@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -235,9 +236,12 @@ def test_auto_takes_large_tables_for_many_photos(monkeypatch: pytest.MonkeyPatch
     hurried, patient = (replace(auto, train=replace(auto.train, time_limit=limit)) for limit in (60.0, 180.0))
     assert fitted_config(hurried, many, auto=auto)[0].sampler == large.sampler
     for shared, field in ((99 << 10, large.field), (227 << 10, replace(large.field, log2_entries=23, width=128))):
-        monkeypatch.setattr("nerfturbo.data.scene_defaults.shared_memory", lambda found=shared: found)
+        found = SimpleNamespace(shared_memory_per_block_optin=shared)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, found=found: found)
         config, notes = fitted_config(patient, many, auto=auto)
         assert config.field == field and ("2^23 entries and networks 128 wide" in notes[0]) == (field != large.field)
+    monkeypatch.undo()
     assert config.sampler == replace(large.sampler, n_samples=64) and "180 s are enough for 64 samples" in notes[0]
     assert config.train.batch_samples == 64 * config.train.max_rays == 64 * large.train.max_rays
     patient = replace(patient, train=replace(patient.train, batch_samples=1 << 20))

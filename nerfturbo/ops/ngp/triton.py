@@ -289,11 +289,6 @@ class _NgpField(Node):
         return dx, ddirections, None, None, None, *grads  # x, directions, rays, sink, n_used, weights
 
 
-def fits(weights: NgpWeights, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether one kernel runs both networks; otherwise each runs by its own, or layer by layer."""
-    return mlp.fits(weights, dtype, device)
-
-
 def _apart(encoding, directions, ray_indices, weights, sink, n_used) -> Tensor:
     """The two networks one after the other; layer by layer in fp32 where one does not fit by itself either."""
     if all(mlp.fits(part, encoding.dtype, encoding.device) for part in (weights[:2], weights[2:])):
@@ -310,7 +305,7 @@ def _apart(encoding, directions, ray_indices, weights, sink, n_used) -> Tensor:
 
 def ngp_field(encoding, directions, ray_indices, weights, *, sink=None, n_used=None) -> Tensor:
     check_kernel_float(encoding=encoding, directions=directions, **weights._asdict())
-    if not fits(weights, encoding.dtype, encoding.device):
+    if not mlp.fits(weights, encoding.dtype, encoding.device):
         return _apart(encoding, directions, ray_indices, weights, sink, n_used)
     rays = None if ray_indices is None else ray_indices.contiguous()
     return _NgpField.apply(encoding, directions.contiguous(), rays, sink, n_used, *(w.contiguous() for w in weights))
@@ -350,7 +345,7 @@ def _encode_used(positions: Tensor, table: Tensor, layout: HashLayout, n_used: T
 
 
 def skips_unused(table: Tensor, weights: NgpWeights) -> bool:
-    return fits(weights, table.dtype, table.device)
+    return mlp.fits(weights, table.dtype, table.device)
 
 
 class _NgpQuery(Node):
@@ -408,7 +403,7 @@ def ngp_query(positions, directions, ray_indices, grid, weights, *, n_used, logi
         x = _encode_used(positions, source.contiguous(), layout, n_used)
         raw, _ = forward(x, directions, rays, own, n_used, False, activated=not logits, loose=True)
         return raw[:, :3], raw[:, 3]
-    if rays is None and n_used is None and not logits and fits(own, source.dtype, positions.device):
+    if rays is None and n_used is None and not logits and mlp.fits(own, source.dtype, positions.device):
         half = None if half is None else half.detach().contiguous()
         return _NgpQuery.apply(positions, directions, table.contiguous(), half, layout, *own)
     if rays is not None and n_used is not None:  # those past the used ones may hold anything
