@@ -96,13 +96,11 @@ def _backward(first, last, values, ids, ends, boxes, stops, g_out, light, behind
                     grad[5] += power / value[5]
 
 
-def forward(values: Tensor, ids: Tensor, ends: Tensor, boxes: Tensor, out: Tensor, stops: Tensor) -> None:
+def forward(values, ids, ends, boxes, out, stops) -> None:
     launch(_forward, len(ends) - 1, 1, values, ids, ends, boxes, out, stops)
 
 
-def backward(
-    values: Tensor, ids: Tensor, ends: Tensor, boxes: Tensor, stops: Tensor, light: Tensor, grad: Tensor
-) -> Tensor:
+def backward(values, ids, ends, boxes, stops, light, grad) -> Tensor:
     pixels, rows = (stops, grad, light.clone(), torch.zeros_like(light)), torch.empty(len(ids), 9)
     launch(_backward, len(ends) - 1, 1, values, ids, ends, boxes, *pixels, rows)
     return torch.zeros_like(values).index_add_(0, ids, rows)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...data.cameras import Cameras, opengl_to_opencv, rotations, world_to_camera
+from ...data.cameras import Cameras, opengl_to_opencv, rotations
 from ...ops._checks import check_dtype
 from ...ops._dispatch import resolve
 from ...ops._sink import Node

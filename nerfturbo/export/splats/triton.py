@@ -68,7 +68,7 @@ def _forward_kernel(p_values, p_ends, p_out, p_stops, width, height, TILE: tl.co
 def _backward_kernel(p_values, p_ends, p_stops, p_light, p_grad, p_rows, width, height, TILE: tl.constexpr):
     """p_rows (m, 9), zero: the gradient of each entry. `light` goes back from what was left behind all to 1; `behind`
     sums w_j g_j over the splats behind."""
-    x, y, pixel, m, first, count = _tile(p_ends, width, height, TILE)
+    x, y, pixel, m, first, _count = _tile(p_ends, width, height, TILE)
     stop = (tl.load(p_stops + pixel, mask=m, other=0) - first).to(tl.int32)
     stop = tl.where(m, stop, 0)
     light, behind = tl.load(p_light + pixel, mask=m, other=1.0), tl.zeros([TILE * TILE], tl.float32)
@@ -77,7 +77,7 @@ def _backward_kernel(p_values, p_ends, p_stops, p_light, p_grad, p_rows, width, 
     g_blue = tl.load(p_grad + pixel * 4 + 2, mask=m, other=0.0)
     g_opacity = tl.load(p_grad + pixel * 4 + 3, mask=m, other=0.0)
     last = tl.max(stop, 0)
-    for step in range(0, last):
+    for step in range(last):
         k = last - 1 - step
         p_value, p_row = p_values + (first + k) * 9, p_rows + (first + k) * 9
         whole, dx, dy = _alpha(p_value, x, y)
@@ -88,28 +88,25 @@ def _backward_kernel(p_values, p_ends, p_stops, p_light, p_grad, p_rows, width, 
         g = g_opacity + g_red * tl.load(p_value + 6) + g_green * tl.load(p_value + 7) + g_blue * tl.load(p_value + 8)
         power = tl.where(whole > MOST, 0.0, weight * g - alpha * behind / (1.0 - alpha))
         behind += weight * g
-        across, down = tl.sum(dx * power, 0), tl.sum(dy * power, 0)
-        b = tl.load(p_value + 3)
-        tl.store(p_row, tl.load(p_value + 2) * across + b * down)
-        tl.store(p_row + 1, tl.load(p_value + 4) * down + b * across)
-        tl.store(p_row + 2, -0.5 * tl.sum(dx * dx * power, 0))
-        tl.store(p_row + 3, -tl.sum(dx * dy * power, 0))
-        tl.store(p_row + 4, -0.5 * tl.sum(dy * dy * power, 0))
-        tl.store(p_row + 5, tl.sum(power, 0) / tl.load(p_value + 5))
+        a, b, c, opacity = tl.load(p_value + 2), tl.load(p_value + 3), tl.load(p_value + 4), tl.load(p_value + 5)
+        tl.store(p_row, tl.sum((a * dx + b * dy) * power, 0))
+        tl.store(p_row + 1, tl.sum((c * dy + b * dx) * power, 0))
+        tl.store(p_row + 2, tl.sum(-0.5 * dx * dx * power, 0))
+        tl.store(p_row + 3, tl.sum(-dx * dy * power, 0))
+        tl.store(p_row + 4, tl.sum(-0.5 * dy * dy * power, 0))
+        tl.store(p_row + 5, tl.sum(power, 0) / opacity)
         tl.store(p_row + 6, tl.sum(weight * g_red, 0))
         tl.store(p_row + 7, tl.sum(weight * g_green, 0))
         tl.store(p_row + 8, tl.sum(weight * g_blue, 0))
 
 
-def forward(values: Tensor, ids: Tensor, ends: Tensor, boxes: Tensor, out: Tensor, stops: Tensor) -> None:
+def forward(values, ids, ends, boxes, out, stops) -> None:
     height, width = stops.shape
     options = {"TILE": TILE, "GROUP": GROUP, "num_warps": WARPS}
     _forward_kernel[(len(ends) - 1,)](values[ids], ends, out, stops, width, height, **options)
 
 
-def backward(
-    values: Tensor, ids: Tensor, ends: Tensor, boxes: Tensor, stops: Tensor, light: Tensor, grad: Tensor
-) -> Tensor:
+def backward(values, ids, ends, boxes, stops, light, grad) -> Tensor:
     (height, width), rows = stops.shape, torch.zeros(len(ids), 9, device=ids.device)
     pixels = (stops, light, grad.contiguous())
     _backward_kernel[(len(ends) - 1,)](values[ids], ends, *pixels, rows, width, height, TILE=TILE, num_warps=WARPS)

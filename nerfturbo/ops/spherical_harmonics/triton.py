@@ -2,7 +2,6 @@
 degree^2) fp32 row by row; directions fp16/bf16/fp32 with any strides. See docs/ops/spherical_harmonics.md."""
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
