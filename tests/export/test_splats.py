@@ -128,6 +128,28 @@ def test_nothing_is_learnt_behind_opaque_splats(kernels: Kernels, poisoned_empty
         assert torch.equal(raster.render(wall.to(kernels[1]), view(21, 19).to(kernels[1])), image)
 
 
+@pytest.mark.gpu
+def test_many_splats_on_a_gpu() -> None:
+    """As the reference but where rounding moves an alpha across its least value; and the same bits every time."""
+    camera, splats = view(512, 384).to("cuda"), some_splats(20_000, scale=0.02).cuda()
+    weights = torch.randn(384, 512, 4, generator=torch.Generator().manual_seed(1)).cuda()
+    found = []
+    for backend in ("reference", "triton", "triton"):
+        values = splats.clone().requires_grad_()
+        with use_backend(backend):
+            image = raster.render(values, camera)
+            (gradient,) = torch.autograd.grad((image * weights).sum(), values)
+        found.append((image.detach(), gradient))
+    (truth, grads), (image, ours), again = found
+    assert torch.equal(again[0], image) and torch.equal(again[1], ours)
+    assert 0.1 < float(truth[..., 3].mean()) < 1.0
+    off = (image - truth).abs()
+    assert float(off.max()) < 0.02 and float((off > 1e-4).float().mean()) < 1e-3
+    for name, part in PARTS.items():
+        off, size = (ours - grads)[:, part].norm(), grads[:, part].norm()
+        assert float(off) < 1e-2 * float(size), name
+
+
 def test_nothing_behind_the_camera_is_drawn_and_tiles_change_no_pixel(monkeypatch: pytest.MonkeyPatch) -> None:
     splats, camera = some_splats(120), view()
     behind = camera.project(torch.zeros(120, dtype=torch.int64), splats[:, POINT])[1] < raster.NEAR
