@@ -17,6 +17,7 @@ from torch import Tensor
 from nerfturbo.data.builtin import builtin_scene
 from nerfturbo.data.cameras import Cameras, look_at, transform_points
 from nerfturbo.data.images import ImagePool
+from nerfturbo.errors import InputError
 from nerfturbo.evaluation.evaluate import compare
 from nerfturbo.export import paced
 from nerfturbo.export.splats import BASE, N_VALUES, OPACITY, POINT, REST, SCALES, TURN, cpu, make, raster
@@ -126,6 +127,12 @@ def test_nothing_is_learnt_behind_opaque_splats(kernels: Kernels, poisoned_empty
     wall[:40, BASE] = math.nan  # which shows in what is looked at
     with use_backend(kernels[0]):
         assert torch.equal(raster.render(wall.to(kernels[1]), view(21, 19).to(kernels[1])), image)
+
+
+def test_kernels_refuse_what_they_would_round(kernels: Kernels) -> None:
+    splats = some_splats(3).double().to(kernels[1])
+    with use_backend(kernels[0]), pytest.raises(InputError, match="float64"):
+        raster.render(splats, view().to(kernels[1]))
 
 
 @pytest.mark.gpu

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ...data.cameras import Cameras, opengl_to_opencv, rotations
-from ...ops._checks import check_dtype
 from ...ops._dispatch import resolve
 from ...ops._sink import Node
 from ...ops.spherical_harmonics import spherical_harmonics
@@ -35,7 +34,6 @@ def render(splats: Tensor, camera: Cameras) -> Tensor:
     values, depths = project(splats, camera)
     if (backend := resolve(values)) == "reference":
         return composite(values, depths, (width, height))
-    check_dtype("splats", splats, torch.float32)
     return _Composite.apply(values, depths, (width, height), import_module(f".{backend}", __package__))
 
 

@@ -69,8 +69,7 @@ def _backward_kernel(p_values, p_ends, p_stops, p_light, p_grad, p_rows, width, 
     """p_rows (m, 9), zero: the gradient of each entry. `light` goes back from what was left behind all to 1; `behind`
     sums w_j g_j over the splats behind."""
     x, y, pixel, m, first, _count = _tile(p_ends, width, height, TILE)
-    stop = (tl.load(p_stops + pixel, mask=m, other=0) - first).to(tl.int32)
-    stop = tl.where(m, stop, 0)
+    stop = (tl.load(p_stops + pixel, mask=m, other=first) - first).to(tl.int32)
     light, behind = tl.load(p_light + pixel, mask=m, other=1.0), tl.zeros([TILE * TILE], tl.float32)
     g_red = tl.load(p_grad + pixel * 4, mask=m, other=0.0)
     g_green = tl.load(p_grad + pixel * 4 + 1, mask=m, other=0.0)
