@@ -167,10 +167,8 @@ def _tangential(x: Tensor, y: Tensor, scale: Tensor, slope: Tensor, p1: Tensor, 
 def _opencv_scale(r2: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
     """R and dR / d(r^2)."""
     k1, k2, _, _, k3, k4, k5, k6 = coefficients.unbind(-1)
-    above = 1.0 + r2 * (k1 + r2 * (k2 + r2 * k3))
-    below = _away_from_zero(1.0 + r2 * (k4 + r2 * (k5 + r2 * k6)), 1e-6)
-    d_above = k1 + r2 * (2.0 * k2 + r2 * 3.0 * k3)
-    d_below = k4 + r2 * (2.0 * k5 + r2 * 3.0 * k6)
+    (above, d_above), (below, d_below) = _radial(r2, (k1, k2, k3)), _radial(r2, (k4, k5, k6))
+    below = _away_from_zero(below, 1e-6)
     return above / below, (d_above * below - above * d_below) / (below * below)
 
 
@@ -198,9 +196,9 @@ def _radial(t2: Tensor, coefficients: Sequence[Tensor]) -> tuple[Tensor, Tensor]
     return 1.0 + t2 * scale, scale + t2 * slope
 
 
-def _fisheye(plane: Tensor, coefficients: Tensor) -> tuple[Tensor, _Jacobian]:
+def _fisheye(plane: Tensor, coefficients: Tensor, n: int = 4) -> tuple[Tensor, _Jacobian]:
     a, b = plane.unbind(-1)
-    scale, slope = _radial(a * a + b * b, coefficients[..., :4].unbind(-1))
+    scale, slope = _radial(a * a + b * b, coefficients[..., :n].unbind(-1))
     xx, xy, yy = scale + 2.0 * slope * a * a, 2.0 * slope * a * b, scale + 2.0 * slope * b * b
     return plane * scale[..., None], (xx, xy, xy, yy)
 
@@ -215,22 +213,15 @@ def _thin_prism(plane: Tensor, coefficients: Tensor) -> tuple[Tensor, _Jacobian]
 
 
 def _rad_tan_prism(plane: Tensor, coefficients: Tensor) -> tuple[Tensor, _Jacobian]:
-    a, b = plane.unbind(-1)
-    radial, (p0, p1, s0, s1, s2, s3) = coefficients[..., :6], coefficients[..., 6:].unbind(-1)
-    t2 = a * a + b * b
-    scale, slope = _radial(t2, radial.unbind(-1))
-    x, y = scale * a, scale * b
+    p0, p1, s0, s1, s2, s3 = coefficients[..., 6:].unbind(-1)
+    plane, (aa, ab, _, bb) = _fisheye(plane, coefficients, 6)
+    x, y = plane.unbind(-1)
     r2 = x * x + y * y
-    x_d = x + p0 * (r2 + 2.0 * x * x) + 2.0 * p1 * x * y + (s0 + s1 * r2) * r2
-    y_d = y + 2.0 * p0 * x * y + p1 * (r2 + 2.0 * y * y) + (s2 + s3 * r2) * r2
+    x_d, y_d, xx, xy, yy = _tangential(x, y, torch.ones_like(x), torch.zeros_like(x), p1, p0)
+    points = torch.stack([x_d + (s0 + s1 * r2) * r2, y_d + (s2 + s3 * r2) * r2], dim=-1)
     in_x, in_y = 2.0 * (s0 + 2.0 * s1 * r2), 2.0 * (s2 + 2.0 * s3 * r2)
-    xx = 1.0 + 6.0 * p0 * x + 2.0 * p1 * y + in_x * x
-    xy = 2.0 * p0 * y + 2.0 * p1 * x + in_x * y
-    yx = 2.0 * p0 * y + 2.0 * p1 * x + in_y * x
-    yy = 1.0 + 2.0 * p0 * x + 6.0 * p1 * y + in_y * y
-    aa, ab, bb = scale + 2.0 * slope * a * a, 2.0 * slope * a * b, scale + 2.0 * slope * b * b
-    jacobian = (xx * aa + xy * ab, xx * ab + xy * bb, yx * aa + yy * ab, yx * ab + yy * bb)
-    return torch.stack([x_d, y_d], dim=-1), jacobian
+    xx, xy, yx, yy = xx + in_x * x, xy + in_x * y, xy + in_y * x, yy + in_y * y
+    return points, (xx * aa + xy * ab, xx * ab + xy * bb, yx * aa + yy * ab, yx * ab + yy * bb)
 
 
 def _project_fov(directions: Tensor, coefficients: Tensor) -> Tensor:

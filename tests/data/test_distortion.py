@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from nerfturbo.data import lenses
 from nerfturbo.data.batches import PixelSampler
 from nerfturbo.data.cameras import Cameras
 from nerfturbo.data.images import ImagePool
@@ -204,3 +207,15 @@ def test_a_distorted_draw_fits_into_a_cuda_graph() -> None:
     expected = PixelSampler(scene, "cpu", 1).draw(9, 64)
     assert torch.allclose(batch.rgba.cpu(), expected.rgba)
     assert torch.allclose(batch.rays.directions.cpu(), expected.rays.directions, atol=1e-5)
+
+
+@pytest.mark.parametrize("points", [lenses.opencv_points, lenses._fisheye, lenses._thin_prism, lenses._rad_tan_prism])
+def test_newton_steps_along_the_derivatives_of_the_lens(points: Callable[..., Any]) -> None:
+    draw = torch.Generator().manual_seed(3)
+    places = torch.rand(7, 2, dtype=torch.float64, generator=draw) - 0.5
+    n = 12 if points is lenses._rad_tan_prism else 8
+    bends = 0.2 * torch.randn(7, n, dtype=torch.float64, generator=draw)
+    bent, (xx, xy, yx, yy) = points(places.requires_grad_(), bends)
+    rows = [torch.autograd.grad(bent[:, axis].sum(), places, retain_graph=True)[0] for axis in (0, 1)]
+    found = torch.stack([torch.stack([xx, xy], -1), torch.stack([yx, yy], -1)])
+    torch.testing.assert_close(found, torch.stack(rows))

@@ -26,8 +26,8 @@ CAPABILITIES = (75, 80, 89, 90)  # 2080, A100, 4090, H100 and their kin; a 3090 
 
 
 def kernel_files() -> list[str]:
-    """Ops with Triton kernels, slowest first."""
-    files = (REPOSITORY / "nerfturbo" / "ops").glob("*/triton.py")
+    """Ops, and parts of exports, with Triton kernels, slowest first."""
+    files = (REPOSITORY / "nerfturbo").glob("*/*/triton.py")
     return [path.parent.name for path in sorted(files, key=lambda path: -path.stat().st_size)]
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from ...errors import InputError, refuse
 from ...ops import hash_encode, spherical_harmonics
 from ...ops.hash_encode import HashLayout, HashLevel
+from ...ops.spherical_harmonics import reference
 
 PRIMES = (1, 2654435761, 805459861, 3674653429, 2097192037, 1434869437, 2165219737)
 MOST_ROWS = 1 << 28
@@ -317,7 +318,7 @@ def encoding_part(config: Config, n_inputs: int) -> EncodingPart:
         degree = config.integer("degree", 4)
         got = f"{n_inputs} and {degree}"
         config.refuse(n_inputs != 3 or degree > 8, "", "three inputs and a degree of at most 8", got)
-        basis = spherical_harmonics if degree <= 4 else harmonics_by_recurrence
+        basis = spherical_harmonics if degree <= 4 else reference.spherical_harmonics
         return Fixed(3, degree * degree, lambda x: basis((x * 2.0 - 1.0).contiguous(), degree))
     known = "HashGrid, DenseGrid, TiledGrid, Composite, Identity, Frequency, TriangleWave, OneBlob, OneBlobFrequency, "
     known += "SphericalHarmonics"
@@ -347,27 +348,3 @@ def _blobs(x: Tensor, bins: int) -> Tensor:
     u = u * bins
     bump = 15.0 / 16.0 * u * (1.0 - 2.0 / 3.0 * u.square() + u.square().square() / 5.0) + 0.5
     return bump.clamp(0.0, 1.0).sum(-1).diff(dim=-1).flatten(1)
-
-
-def harmonics_by_recurrence(directions: Tensor, degree: int) -> Tensor:
-    """(n, degree^2) real spherical harmonics of any degree, as polynomials in x, y, z."""
-    x, y, z = directions.unbind(-1)
-    cosine, sine = [torch.ones_like(x)], [torch.zeros_like(x)]  # r^m cos(m phi), r^m sin(m phi)
-    for _ in range(degree - 1):
-        cosine, sine = [*cosine, x * cosine[-1] - y * sine[-1]], [*sine, x * sine[-1] + y * cosine[-1]]
-    legendre: dict[tuple[int, int], Tensor] = {}
-    for m in range(degree):
-        legendre[m, m] = torch.full_like(x, (-1.0) ** m * math.prod(range(1, 2 * m, 2)))
-        if m + 1 < degree:
-            legendre[m + 1, m] = z * (2 * m + 1) * legendre[m, m]
-        for level in range(m + 2, degree):
-            first, second = (2 * level - 1) * z * legendre[level - 1, m], (level + m - 1) * legendre[level - 2, m]
-            legendre[level, m] = (first - second) / (level - m)
-    columns = []
-    for level in range(degree):
-        for order in range(-level, level + 1):
-            m = abs(order)
-            ratio = math.factorial(level - m) / math.factorial(level + m)
-            norm = math.sqrt((2 * level + 1) / (4.0 * math.pi) * ratio) * (math.sqrt(2.0) if m else 1.0)
-            columns.append(norm * legendre[level, m] * (sine[m] if order < 0 else cosine[m]))
-    return torch.stack(columns, dim=-1)

@@ -3,15 +3,13 @@ backward from the last splat to the first. Each pair of tile and splat has a row
 write disjoint memory, summed in a fixed order. fp32; deterministic."""
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...ops._cpu import as_float32, jit, launch
-from ...ops._sink import Node
-from .raster import LAST_LIGHT, LEAST_ALPHA, MOST_ALPHA, tile_lists
+from ...ops._cpu import jit, launch
+from .raster import LAST_LIGHT, LEAST_ALPHA, MOST_ALPHA
 
 TILE = 32
 LEAST, MOST, LAST = np.float32(LEAST_ALPHA), np.float32(MOST_ALPHA), np.float32(LAST_LIGHT)
@@ -98,23 +96,11 @@ def _backward(first, last, values, ids, ends, boxes, stops, g_out, light, behind
                     grad[5] += power / value[5]
 
 
-class _Composite(Node):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, depths: Tensor, size: tuple[int, int]) -> Tensor:
-        lists = as_float32("values", values), *tile_lists(values, depths, size, TILE)
-        out, stops = torch.empty(size[1], size[0], 4), torch.empty(size[1], size[0], dtype=torch.int64)
-        launch(_forward, len(lists[2]) - 1, 1, *lists, out, stops)
-        ctx.save_for_backward(*lists, stops, out[..., 3].clone())
-        out[..., 3] = 1.0 - out[..., 3]
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor]:
-        values, ids, ends, boxes, stops, light = ctx.saved_tensors
-        pairs, pixels = torch.empty(len(ids), 9), (stops, grad, light.clone(), torch.zeros_like(light))
-        launch(_backward, len(ends) - 1, 1, values, ids, ends, boxes, *pixels, pairs)
-        return (torch.zeros_like(values).index_add_(0, ids, pairs),)
+def forward(values, ids, ends, boxes, out, stops) -> None:
+    launch(_forward, len(ends) - 1, 1, values, ids, ends, boxes, out, stops)
 
 
-def composite(values: Tensor, depths: Tensor, size: tuple[int, int]) -> Tensor:
-    return _Composite.apply(values, depths, size)
+def backward(values, ids, ends, boxes, stops, light, grad) -> Tensor:
+    pixels, rows = (stops, grad, light.clone(), torch.zeros_like(light)), torch.empty(len(ids), 9)
+    launch(_backward, len(ends) - 1, 1, values, ids, ends, boxes, *pixels, rows)
+    return torch.zeros_like(values).index_add_(0, ids, rows)

@@ -4,17 +4,18 @@ A Gaussian is projected by the derivative of the perspective at its middle, and 
 pixel's centre is its opacity times the Gaussian there, at most 0.99 and nothing below 1/255. Pixels are composited from
 near to far until less than 0.0001 of the light is left. Tiles only say who draws what: they change no value.
 
-`composite` here is plain torch, which float64 can check; `cpu.py` has the same for numba. On CUDA gsplat draws, where
-it is installed, else plain torch.
+`composite` here is plain torch, which float64 can check; `cpu.py` and `triton.py` have the same as kernels.
 """
 
-from importlib.util import find_spec
+from importlib import import_module
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...data.cameras import Cameras, opengl_to_opencv, rotations, world_to_camera
-from ...ops._dispatch import current_backend, resolve
+from ...data.cameras import Cameras, opengl_to_opencv, rotations
+from ...ops._dispatch import resolve
+from ...ops._sink import Node
 from ...ops.spherical_harmonics import spherical_harmonics
 from . import WIDTHS
 
@@ -29,28 +30,27 @@ TILE = 16
 def render(splats: Tensor, camera: Cameras) -> Tensor:
     """(height, width, 4): red, green, blue without a background, and opacity, of splats (n, 59) in a pinhole camera."""
     width, height = camera.size[0].tolist()
-    if splats.is_cuda and len(splats) and current_backend() == "auto" and find_spec("gsplat") is not None:
-        return _by_gsplat(splats, camera, width, height)
     values, depths = project(splats, camera)
-    if resolve(values) != "cpu":
+    if (backend := resolve(values)) == "reference":
         return composite(values, depths, (width, height))
-    from .cpu import composite as by_kernels
-
-    return by_kernels(values, depths, (width, height))
+    return _Composite.apply(values, depths, (width, height), import_module(f".{backend}", __package__))
 
 
-def _by_gsplat(splats: Tensor, camera: Cameras, width: int, height: int) -> Tensor:
-    from gsplat import rasterization  # type: ignore[import-not-found]
+class _Composite(Node):
+    """`composite` by the kernels of a module."""
 
-    points, base, rest, opacity, scales, turns = splats.split(WIDTHS, dim=-1)
-    view, lens = (torch.eye(side, device=splats.device) for side in (4, 3))
-    view[:3] = world_to_camera(opengl_to_opencv(camera.camera_to_world))[0]
-    lens[[0, 1], [0, 1]], lens[:2, 2] = camera.focal[0], camera.center[0]
-    colors = torch.cat([base[:, None], rest.view(-1, 3, 15).mT], dim=1)  # (n, 16, 3)
-    shape = turns, scales.exp(), opacity.sigmoid()[:, 0], colors
-    options = {"width": width, "height": height, "sh_degree": 3, "near_plane": NEAR}
-    rgb, alpha, _ = rasterization(points, *shape, view[None], lens[None], **options)
-    return torch.cat([rgb[0], alpha[0]], dim=-1)
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, depths: Tensor, size: tuple[int, int], kernels: Any) -> Tensor:
+        ctx.kernels, lists = kernels, (values, *tile_lists(values, depths, size, kernels.TILE))
+        out, stops = values.new_empty(size[1], size[0], 4), lists[1].new_empty(size[1], size[0])
+        kernels.forward(*lists, out, stops)
+        ctx.save_for_backward(*lists, stops, out[..., 3].clone())
+        out[..., 3] = 1.0 - out[..., 3]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor]:
+        return (ctx.kernels.backward(*ctx.saved_tensors, grad),)
 
 
 def project(splats: Tensor, camera: Cameras) -> tuple[Tensor, Tensor]:

@@ -34,7 +34,7 @@ _STEP_KERNELS = {
     "hash_encode": ("_prepare", "_encode", "_scatter"),
     "march": ("_mark_bricks", "_count", "_write", "_gather", "_decay", "_raise", "_sum_seen", "_pack"),
     "ngp": ("_forward", "_backward", "_density", "_place", "_advance"),
-    "packed": ("_fit", "_count_kept", "_move_kept"),
+    "packed": ("_count_kept", "_move_kept"),
     "pixels": ("_look_up",),
     "positions": ("_place",),
     "spherical_harmonics": ("_evaluate",),

@@ -357,19 +357,18 @@ class _NgpQuery(Node):
         values, features = forward(x, directions, None, own, None, keep, activated=True)
         read = source if ctx.needs_input_grad[0] else None
         ctx.save_for_backward(positions, directions, read, x, features, values, *weights)
-        ctx.layout, ctx.like = layout, (table.shape, table.dtype)
+        ctx.layout, ctx.shape = layout, table.shape
         return values[:, :3], values[:, 3]
 
     @staticmethod
     def backward(ctx: Any, grad_rgb: Tensor, grad_density: Tensor) -> tuple[Tensor | None, ...]:
         positions, directions, source, x, features, values, *weights = ctx.saved_tensors
-        shape, dtype = ctx.like
         sums = mlp.zero_sums(weights)
         to_positions = to_directions = to_table = None
         if ctx.needs_input_grad[1]:
             to_directions = torch.zeros(directions.shape, dtype=torch.float32, device=x.device)
         if ctx.needs_input_grad[2]:
-            to_table = torch.zeros(shape, dtype=torch.float32, device=x.device)
+            to_table = torch.zeros(ctx.shape, dtype=torch.float32, device=x.device)
         if x.shape[0]:
             dfeatures = colour_backward(
                 x, directions, None, NgpWeights(*weights), features, grad_rgb, None, sums, to_directions,
@@ -383,10 +382,6 @@ class _NgpQuery(Node):
                 to_positions = hashing.positions_gradient(positions, source, dx, ctx.layout, None)
         elif ctx.needs_input_grad[0]:
             to_positions = torch.zeros_like(positions)
-        if to_table is not None and dtype != torch.float32:
-            to_table = to_table.to(dtype)
-        if to_directions is not None and directions.dtype != torch.float32:
-            to_directions = to_directions.to(directions.dtype)
         return to_positions, to_directions, to_table, None, None, *mlp.in_types_of(weights, sums)
 
 

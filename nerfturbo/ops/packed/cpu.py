@@ -50,20 +50,6 @@ def _scan(first, last, offsets, values, exclusive, reverse, out):
 
 
 @jit()
-def _fit(counts, capacity, offsets):
-    """offsets (n_rays + 1,) of whole rays while they fit, and how many do."""
-    total, kept = np.int64(0), counts.shape[0]
-    offsets[0] = 0
-    for ray in range(counts.shape[0]):
-        if kept == counts.shape[0] and total + counts[ray] > capacity:
-            kept = ray
-        if kept == counts.shape[0]:
-            total += counts[ray]
-        offsets[ray + 1] = total
-    return kept
-
-
-@jit()
 def _count_kept(first, last, offsets, keep, counts):
     for ray in range(first, last):
         total = 0
@@ -93,8 +79,9 @@ def _move_kept(first, last, offsets, keep, codes, t_starts, t_ends, new_offsets,
 
 def fit_offsets(counts: np.ndarray, capacity: int | None) -> tuple[Tensor, Tensor | None]:
     """offsets (n_rays + 1,) int32 and, for a fixed capacity, how many whole rays fit: () int32."""
-    offsets = torch.empty(counts.shape[0] + 1, dtype=torch.int32)
-    kept = _fit(counts, (1 << 62) if capacity is None else capacity, offsets.numpy())
+    ends = np.cumsum(np.append(0, counts))
+    kept = len(counts) if capacity is None else int(np.searchsorted(ends, capacity, side="right")) - 1
+    offsets = torch.from_numpy(ends.clip(max=ends[kept])).int()
     return offsets, None if capacity is None else torch.tensor(kept, dtype=torch.int32)
 
 

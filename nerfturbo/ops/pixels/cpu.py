@@ -22,25 +22,16 @@ def _scaled(words, ray, n):
     return (high * n + ((low * n) >> BITS)) >> BITS
 
 
-@jit(inner=True)
-def _last_not_above(values, value):
-    """The greatest i with values[i] <= value, in an ascending array that begins at or below it and ends above it."""
-    below, above = np.int64(0), np.int64(values.shape[0] - 1)
-    while above - below > 1:
-        middle = (below + above) // 2
-        if values[middle] <= value:
-            below = middle
-        else:
-            above = middle
-    return below
-
-
 @jit(exact=True)
-def _masked(first, last, words, masks, before, pixels):
+def _choose(first, last, words, masks, before, pixels):
+    """`before` counts the pixels before each word of the masks; without these its last value alone counts."""
     n = before[before.shape[0] - 1]
     for ray in range(first, last):
         rank = _scaled(words, ray, n)
-        word = _last_not_above(before, rank)
+        if masks.shape[0] == 0:
+            pixels[ray] = rank
+            continue
+        word = np.searchsorted(before, rank, side="right") - 1
         rest, flags, bit = rank - before[word], masks[word], 0
         while True:
             if (flags >> bit) & 1:
@@ -51,21 +42,13 @@ def _masked(first, last, words, masks, before, pixels):
         pixels[ray] = word * WORD + bit
 
 
-@jit(exact=True)
-def _uniform(first, last, words, n, pixels):
-    for ray in range(first, last):
-        pixels[ray] = _scaled(words, ray, n)
-
-
 @torch.no_grad()
 def choose_pixels(offsets, n_rays, *, mask, seed, step, first) -> Tensor:
     drawn = torch.empty(n_rays, 2, dtype=torch.int32)
     draw(drawn, seed=seed, stream=int(Stream.PIXELS), step=step, first=first)
     words, pixels = drawn.numpy().view(np.uint32), torch.empty(n_rays, dtype=torch.int64)
-    if mask is not None:
-        launch(_masked, n_rays, CHUNK, words, mask.words, mask.before, pixels)
-    else:
-        launch(_uniform, n_rays, CHUNK, words, np.int64(offsets[-1]), pixels)
+    masked = (offsets[:0], offsets) if mask is None else (mask.words, mask.before)
+    launch(_choose, n_rays, CHUNK, words, *masked, pixels)
     return pixels
 
 
@@ -80,7 +63,7 @@ def _look_up(
             pixel = indices[ray]
         else:
             pixel = _scaled(words, ray, n_pixels)
-        below = _last_not_above(offsets, pixel)  # the picture
+        below = np.searchsorted(offsets, pixel, side="right") - 1  # the picture
         row, column = divmod(pixel - offsets[below], widths[below])
         x, y = np.float32(column) + np.float32(0.5), np.float32(row) + np.float32(0.5)
         x = (x - intrinsics[below, 2]) / intrinsics[below, 0]

@@ -25,13 +25,7 @@ def _words(first, last, base, step, stream, key0, key1, columns, uniform, bits, 
             c, d = (product0 >> _SHIFT) ^ d ^ k1, product0 & _MASK
             k0, k1 = (k0 + _STEP_0) & _MASK, (k1 + _STEP_1) & _MASK
         for column in range(columns):
-            word = a
-            if column == 1:
-                word = b
-            elif column == 2:
-                word = c
-            elif column == 3:
-                word = d
+            word = (a, b, c, d)[column]
             if uniform:
                 floats[i, column] = np.float32(word >> np.uint64(8)) * np.float32(2.0**-24)
             else:

@@ -1,32 +1,31 @@
-"""Spherical harmonics up to degree 4 as polynomials."""
+"""Spherical harmonics of any degree as polynomials, by recurrence."""
+
+import math
 
 import torch
 from torch import Tensor
 
 from ..packed.reference import widen
 
-# sqrt((2l + 1) / 4pi * ...) of each basis function, in the order of the list below.
-C0 = 0.28209479177387814
-C1 = 0.4886025119029199
-C2 = (1.0925484305920792, 0.31539156525252005, 0.5462742152960396)
-C3 = (0.5900435899266435, 2.890611442640554, 0.4570457994644658, 0.3731763325901154, 1.445305721320277)
-
 
 def spherical_harmonics(directions: Tensor, degree: int) -> Tensor:
     x, y, z = widen(directions).unbind(-1)
-    values = [torch.full_like(x, C0)]
-    if degree > 1:
-        values += [-C1 * y, C1 * z, -C1 * x]
-    if degree > 2:
-        values += [C2[0] * x * y, -C2[0] * y * z, C2[1] * (3.0 * z * z - 1.0), -C2[0] * x * z, C2[2] * (x * x - y * y)]
-    if degree > 3:
-        values += [
-            -C3[0] * y * (3.0 * x * x - y * y),
-            C3[1] * x * y * z,
-            -C3[2] * y * (5.0 * z * z - 1.0),
-            C3[3] * z * (5.0 * z * z - 3.0),
-            -C3[2] * x * (5.0 * z * z - 1.0),
-            C3[4] * z * (x * x - y * y),
-            -C3[0] * x * (x * x - 3.0 * y * y),
-        ]
-    return torch.stack(values, dim=-1)
+    cosine, sine = [torch.ones_like(x)], [torch.zeros_like(x)]  # r^m cos(m phi), r^m sin(m phi)
+    for _ in range(degree - 1):
+        cosine, sine = [*cosine, x * cosine[-1] - y * sine[-1]], [*sine, x * sine[-1] + y * cosine[-1]]
+    legendre: dict[tuple[int, int], Tensor] = {}
+    for m in range(degree):
+        legendre[m, m] = torch.full_like(x, (-1.0) ** m * math.prod(range(1, 2 * m, 2)))
+        if m + 1 < degree:
+            legendre[m + 1, m] = z * (2 * m + 1) * legendre[m, m]
+        for level in range(m + 2, degree):
+            first, second = (2 * level - 1) * z * legendre[level - 1, m], (level + m - 1) * legendre[level - 2, m]
+            legendre[level, m] = (first - second) / (level - m)
+    columns = []
+    for level in range(degree):
+        for order in range(-level, level + 1):
+            m = abs(order)
+            ratio = math.factorial(level - m) / math.factorial(level + m)
+            norm = math.sqrt((2 * level + 1) / (4.0 * math.pi) * ratio) * (math.sqrt(2.0) if m else 1.0)
+            columns.append(norm * legendre[level, m] * (sine[m] if order < 0 else cosine[m]))
+    return torch.stack(columns, dim=-1)
