@@ -441,11 +441,17 @@ class CameraConfig(Section):
     refine: bool = False
     """Refine the pose of every training image."""
     focal: bool = False
-    """Refine the focal length of every lens, one factor for all images it took."""
+    """Refine both focal lengths of every lens."""
+    distortion: bool = False
+    """Refine the radial distortion of every lens."""
+
+    @property
+    def learns_lenses(self) -> bool:
+        return self.focal or self.distortion
 
     @property
     def learns(self) -> bool:
-        return self.refine or self.focal
+        return self.refine or self.learns_lenses
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,14 @@
 
 A ray drawn from photo i, origin o and direction d, becomes
 
-    d' = R_i (d + sum_k (exp(-phi_k) - 1) (a_k . d) a_k),  made unit length;    o' = c + R_i (o - c) + tau_i
+    d' = R_i (d + sum_k (b exp(-phi_k) - 1) (a_k . d) a_k),  made unit length;    o' = c + R_i (o - c) + tau_i
 
 with R_i = exp([omega_i]), c the scene's centre, a_1 and a_2 the photo's axes across and up, and phi the logarithms of
 its lens's focal corrections: the ray of a camera turned about the centre, moved by tau_i, with its focal lengths times
-exp(phi). About the centre, turns and shifts hardly mix; about the camera both would move the picture alike. Everything
-starts at zero, and learns at a rate counted in pixels: those of a good capture are right to a fraction of one.
+exp(phi). b = 1 + rho_1 q + rho_2 q^2 undoes distortion that the lens's own coefficients leave, with q = r^2 on the
+plane at depth 1, over that of the picture's corners. About the centre, turns and shifts hardly mix; about the camera
+both would move the picture alike. Everything starts at zero, and learns at a rate counted in pixels: those of a good
+capture are right to a fraction of one.
 
 Gauge: moving, turning or scaling all cameras together changes no picture, only where the scene ends up, away from the
 views it is scored on. That part of the corrections, seven directions of the space of all of them, is projected out.
@@ -41,7 +43,7 @@ POSE_PIXELS, PHOTO_LR = 0.02, 5e-3  # peak learning rates: of cameras, in pixels
 FADE_IN, FIRST_LEVELS = 0.4, 4
 MEAN_EVERY = 4  # rays, of which one trains with the mean appearance
 GAUGE = 7  # shifts, turns and one scale of all cameras together
-FOCAL_MODELS = ("pinhole", "opencv")
+LENS_MODELS = ("pinhole", "opencv")
 # Powers of the focal factor by which OpenCV's coefficients k1 k2 p1 p2 k3 k4 k5 k6 change with it: see `refined`.
 _POWERS = (2.0, 4.0, 1.0, 1.0, 6.0, 2.0, 4.0, 6.0)
 
@@ -68,6 +70,24 @@ def rotation_matrices(vectors: Tensor) -> Tensor:
     eye = torch.eye(3, dtype=vectors.dtype, device=vectors.device)
     twice = vectors[:, :, None] * vectors[:, None, :] - vectors.square().sum(-1)[:, None, None] * eye  # cross @ cross
     return eye + angle.sin() / angle * cross + 0.5 * half.square() * twice
+
+
+def bent_coefficients(distortion: Tensor, radial: Tensor, corners: Tensor) -> Tensor:
+    """(n, 8): OpenCV's coefficients of lenses that show at r (1 + rho_1 q + rho_2 q^2), with q = r^2 / corners (n, 1),
+    what those of `distortion` (n, 8) show at r, as close as k1 k2 k3 can be up to the corners."""
+    k, rho = distortion.double(), radial.double()[:, :, None]
+    r = corners.double().sqrt() * torch.linspace(0.02, 1.0, 50, device=corners.device).double()
+    q = r.square() / corners
+    bend = 1.0 + rho[:, 0] * q + rho[:, 1] * q * q
+    above, below = (_powers_of(r) * k[:, None, [0, 1, 4]]).sum(-1) + 1.0, (_powers_of(r) * k[:, None, 5:]).sum(-1) + 1.0
+    new = _powers_of(r * bend)
+    wanted = above / below / bend * ((new * k[:, None, 5:]).sum(-1) + 1.0) - 1.0
+    found = torch.linalg.lstsq(new * r[..., None], (wanted * r)[..., None]).solution[..., 0]
+    return distortion.index_copy(1, torch.tensor([0, 1, 4], device=k.device), found.to(distortion.dtype))
+
+
+def _powers_of(r: Tensor) -> Tensor:
+    return torch.stack([r**2, r**4, r**6], dim=-1)
 
 
 def gauge_directions(positions: Tensor, unit: float) -> Tensor:
@@ -107,6 +127,7 @@ class PhotoCorrections(nn.Module):
 
     pose: Tensor  # (n, 6): omega and tau, as in the head of this file; tau in half sides of the box
     focal: Tensor  # (lenses, 2): phi
+    radial: Tensor  # (lenses, 2): rho
     exposure: Tensor  # (n, 3): g
     appearance: Tensor  # (n, size)
     gauge: Tensor
@@ -125,6 +146,7 @@ class PhotoCorrections(nn.Module):
         for name, asked, shape, rate in (
             ("pose", cameras.refine, (n_photos, 6), 0.0),  # `observe` knows what a pixel is
             ("focal", cameras.focal, (n_lenses, 2), 0.0),
+            ("radial", cameras.distortion, (n_lenses, 2), 0.0),
             ("exposure", photo.exposure, (n_photos, 3), PHOTO_LR),
             ("appearance", photo.appearance, (n_photos, photo.appearance), PHOTO_LR),
         ):
@@ -132,10 +154,11 @@ class PhotoCorrections(nn.Module):
                 setattr(self, name, nn.Parameter(torch.zeros(shape)))
                 self.learning_rates[name] = rate
         self.register_buffer("gauge", torch.zeros(6 * n_photos if cameras.refine else 0, GAUGE))
-        self.register_buffer("axes", torch.zeros(n_photos if cameras.focal else 0, 2, 3))  # across and up
+        lenses, photos_of_lenses = (n_lenses, n_photos) if cameras.learns_lenses else (0, 0)
+        self.register_buffer("axes", torch.zeros(photos_of_lenses, 2, 3))  # across and up
         self.register_buffer("arms", torch.zeros(n_photos if cameras.refine else 0, 3))  # from centre to camera
-        self.register_buffer("lenses", torch.zeros(n_photos if cameras.focal else 0, dtype=torch.int64))
-        self.register_buffer("intrinsics", torch.zeros(n_lenses if cameras.focal else 0, 12))  # as `lenses_of` has them
+        self.register_buffer("lenses", torch.zeros(photos_of_lenses, dtype=torch.int64))
+        self.register_buffer("intrinsics", torch.zeros(lenses, 12))  # as `lenses_of` has them
         self.register_buffer("unit", torch.ones(()))
         self.register_buffer("progress", torch.zeros(()))
         self.n_levels = 0  # of a field that fades them in
@@ -148,13 +171,15 @@ class PhotoCorrections(nn.Module):
         unit = aabb.diagonal / (2.0 * math.sqrt(3.0))
         if self.config.cameras.learns:
             require_plain(cameras.ndc, "cameras.refine")
-        if self.config.cameras.focal and cameras.model not in FOCAL_MODELS:
+        if self.config.cameras.learns_lenses and cameras.model not in LENS_MODELS:
+            name = "cameras.focal" if self.config.cameras.focal else "cameras.distortion"
             hint = "refine the poses alone: --cameras.refine"
-            raise InputError("cameras.focal", "lenses of the kinds " + ", ".join(FOCAL_MODELS), cameras.model, hint)
+            raise InputError(name, "lenses of the kinds " + ", ".join(LENS_MODELS), cameras.model, hint)
         with torch.no_grad():
             self.unit.fill_(unit)
             pixel = 1.0 / float(cameras.focal.median())
-            self.learning_rates |= {name: POSE_PIXELS * pixel for name in ("pose", "focal") if hasattr(self, name)}
+            own = [name for name in ("pose", "focal", "radial") if hasattr(self, name)]
+            self.learning_rates |= dict.fromkeys(own, POSE_PIXELS * pixel)
             if self.gauge.numel():
                 self.gauge.copy_(gauge_directions(cameras.positions.cpu(), unit))
                 self.arms.copy_(cameras.positions - torch.tensor(aabb.center, device=cameras.device))
@@ -193,12 +218,18 @@ class PhotoCorrections(nn.Module):
 
     def _corrected(self, rays: Rays, index: Tensor) -> Rays:
         origins, directions = rays.origins, rays.directions
-        if self.config.cameras.focal:
-            axes, there = self.axes.index_select(0, index), (self.progress >= FADE_IN).float()
-            focal = self.focal.detach() + there * (self.focal - self.focal.detach())  # learns once all levels are there
-            change = torch.expm1(-focal).index_select(0, self.lenses).index_select(0, index)  # (n_rays, 2)
-            along = (axes * directions[:, None, :]).sum(-1)
-            directions = directions + ((change * along)[:, :, None] * axes).sum(1)
+        if self.config.cameras.learns_lenses:
+            axes, lens = self.axes.index_select(0, index), self.lenses.index_select(0, index)
+            given = (axes * directions[:, None, :]).sum(-1)  # (n_rays, 2)
+            along = given
+            if self.config.cameras.focal:
+                along = along * torch.exp(-self._late(self.focal)).index_select(0, lens)
+            if self.config.cameras.distortion:
+                depth = (torch.linalg.cross(axes[:, 0], axes[:, 1]) * directions).sum(-1)
+                q = along.square().sum(-1) / (depth.square() * self.corners().index_select(0, lens))
+                rho = self._late(self.radial).index_select(0, lens)
+                along = along * (1.0 + rho[:, 0] * q + rho[:, 1] * q * q)[:, None]
+            directions = directions + ((along - given)[:, :, None] * axes).sum(1)
         if self.config.cameras.refine:
             turns, shifts = self.corrections()
             rows = torch.cat([turns.flatten(1), shifts], dim=-1).index_select(0, index)  # (n_rays, 12)
@@ -206,6 +237,14 @@ class PhotoCorrections(nn.Module):
             origins = origins + rows[:, 9:]
         directions = directions / torch.linalg.vector_norm(directions, dim=-1, keepdim=True)
         return replace(rays, origins=origins, directions=directions)
+
+    def _late(self, value: Tensor) -> Tensor:
+        """Of a lens: it learns once all levels are there."""
+        return value.detach() + (self.progress >= FADE_IN).float() * (value - value.detach())
+
+    def corners(self) -> Tensor:
+        """(lenses,): r^2 of the pictures' corners on the plane at depth 1, without distortion."""
+        return 0.25 * (1e-4 * self.intrinsics[:, :2]).pow(-2).sum(-1)
 
     @torch.no_grad()
     def refined(self, cameras: Cameras) -> Cameras:
@@ -220,25 +259,36 @@ class PhotoCorrections(nn.Module):
                 cameras,
                 camera_to_world=torch.cat([turns @ poses[:, :, :3], (poses[:, :, 3] + shifts)[:, :, None]], dim=-1),
             )
-        return self._zoomed(cameras, self.lenses) if self.config.cameras.focal else cameras
+        return self._through(cameras, self.lenses) if self.config.cameras.learns_lenses else cameras
 
     @torch.no_grad()
     def new_views(self, cameras: Cameras) -> Cameras:
-        """Other cameras with the focal lengths that were learned of their lenses, where training had them."""
-        if not self.config.cameras.focal:
+        """Other cameras with what was learned of their lenses, where training had them."""
+        if not self.config.cameras.learns_lenses:
             return cameras
         intrinsics, numbers = lenses_of(cameras)
         same = (intrinsics[:, None] == self.intrinsics.cpu()).all(-1)  # (new lenses, lenses)
-        lenses = torch.where(same.any(-1), same.int().argmax(-1), len(self.focal))  # one more: a lens that is new
-        return self._zoomed(cameras, lenses[numbers])
+        lenses = torch.where(same.any(-1), same.int().argmax(-1), len(self.intrinsics))  # one more: a lens that is new
+        return self._through(cameras, lenses[numbers])
 
-    def _zoomed(self, cameras: Cameras, lenses: Tensor) -> Cameras:
-        phi = torch.nn.functional.pad(self.focal, (0, 0, 0, 1))[lenses.to(self.focal.device)].to(cameras.device)
+    def _through(self, cameras: Cameras, lenses: Tensor) -> Cameras:
+        """Cameras with what was learned of these lenses (n,); one more than there are is a lens that is new."""
+
+        def of_camera(value: Tensor, of_new: float = 0.0) -> Tensor:
+            return torch.nn.functional.pad(value, (0, 0, 0, 1), value=of_new)[lenses.to(value.device)].to(cameras.device)
+
         distortion = cameras.distortion
-        if distortion is not None:
-            powers = torch.tensor(_POWERS, device=cameras.device)
-            distortion = distortion * torch.exp(phi.mean(-1, keepdim=True) * powers)
-        return replace(cameras, focal=cameras.focal * torch.exp(phi), distortion=distortion)
+        if self.config.cameras.focal:
+            phi = of_camera(self.focal)
+            if distortion is not None:
+                powers = torch.tensor(_POWERS, device=cameras.device)
+                distortion = distortion * torch.exp(phi.mean(-1, keepdim=True) * powers)
+            cameras = replace(cameras, focal=cameras.focal * torch.exp(phi), distortion=distortion)
+        if self.config.cameras.distortion:
+            given = torch.zeros(len(cameras), 8, device=cameras.device) if distortion is None else distortion
+            bent = bent_coefficients(given, of_camera(self.radial), of_camera(self.corners()[:, None], 1.0))
+            cameras = replace(cameras, model="opencv", distortion=bent)
+        return cameras
 
     def expose(self, raw: Tensor, rays: Rays, samples: PackedSamples) -> Tensor:
         """Logits (capacity, 4) of samples with the exposure of their photos."""

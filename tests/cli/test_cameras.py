@@ -17,7 +17,7 @@ from ..tiny import TINY_FLAGS
 from .conftest import Nerfturbo
 
 REFERENCE = ["--backend", "reference"]
-LEARN = ["--cameras.refine", "--cameras.focal", "--photo.exposure", "--photo.appearance", "3"]
+LEARN = ["--cameras.refine", "--cameras.focal", "--cameras.distortion", "--photo.exposure", "--photo.appearance", "3"]
 
 
 @pytest.mark.parametrize("kind", ["transforms", "colmap"])
@@ -44,6 +44,8 @@ def test_cameras_are_learned_exported_and_opened_again(nerfturbo: Nerfturbo, tmp
     given = load_scene(write[kind](tmp_path / "other") if kind == "transforms" else folder)
     learned = model.photos.refined(given.cameras)
     assert torch.allclose(again.cameras.focal, learned.focal, rtol=1e-5)
+    assert learned.distortion is not None and again.cameras.distortion is not None and learned.distortion.any()
+    assert torch.allclose(again.cameras.distortion, learned.distortion, rtol=1e-4)
     if kind == "transforms":  # its box is given, so that the place is the same
         assert torch.allclose(again.cameras.camera_to_world, learned.camera_to_world, atol=1e-5)
 

@@ -122,9 +122,49 @@ def test_a_focal_length_that_is_wrong_on_one_axis_is_found_and_test_views_have_i
     assert evaluate(trainer.model, test, with_ssim=False).psnr > without + 0.3
 
 
+def lens(scene: Scene, *coefficients: float) -> Scene:
+    """The scene as if an OpenCV lens had taken its pictures."""
+    distortion = torch.tensor([*coefficients, *[0.0] * (8 - len(coefficients))]).expand(len(scene), 8)
+    return replace(scene, cameras=replace(scene.cameras, model="opencv", distortion=distortion))
+
+
+@pytest.mark.parametrize("given", [(), (0.08, -0.03, 0.0, 0.0, 0.01, 0.02, 0.01)])
+def test_learned_lenses_are_the_rays_of_training(given: tuple[float, ...]) -> None:
+    scene = lens(views("train"), *given) if given else views("train")
+    config = replace(small_config(refine=True), cameras=CameraConfig(refine=True, focal=True, distortion=True))
+    learned = Trainer(config, scene).model.photos
+    assert learned is not None
+    with torch.no_grad():
+        learned.pose.normal_(0.0, 0.02)
+        learned.focal.copy_(torch.tensor([[0.02, 0.02]]))
+        learned.radial.copy_(torch.tensor([[0.03, -0.01]]))
+        trained = learned.rays(scene.cameras.image_rays(3))
+        seen = learned.refined(scene.cameras).image_rays(3)
+    assert float((scene.cameras.image_rays(3).directions - seen.directions).norm(dim=-1).max()) > 0.01
+    assert torch.allclose(trained.directions, seen.directions, atol=5e-6)
+    assert torch.allclose(trained.origins, seen.origins, atol=1e-5)
+
+
+def test_a_distortion_that_is_wrong_is_found_and_test_views_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"POSE_PIXELS": 0.1, "FADE_IN": 0.1}.items():  # for a run of 320 steps
+        monkeypatch.setattr(photos, name, value)
+    scene, test = lens(views("train"), 0.1), lens(views("test"), 0.1)  # pictures of a pinhole
+    trainer = Trainer(replace(small_config(refine=False), cameras=CameraConfig(distortion=True)), scene)
+    trainer.fit()
+    assert trainer.model.photos is not None
+    found = trainer.model.photos.new_views(test.cameras)
+    left, before = (cameras.image_rays(0).directions for cameras in (found, test.cameras))
+    true = views("test").cameras.image_rays(0).directions
+    assert float((left - true).norm(dim=-1).mean()) < 0.6 * float((before - true).norm(dim=-1).mean())
+    monkeypatch.setattr(photos.PhotoCorrections, "new_views", lambda self, cameras: cameras)
+    without = evaluate(trainer.model, test, with_ssim=False).psnr
+    monkeypatch.undo()
+    assert evaluate(trainer.model, test, with_ssim=False).psnr > without + 0.3
+
+
 def test_cameras_rest_while_proposals_do() -> None:
     sampler = ProposalSamplerConfig(n_samples=8, coarse_samples=(16,), anneal_steps=1, levels=3, resolutions=(32,))
-    config = replace(tiny_config(steps=18), sampler=sampler, cameras=CameraConfig(refine=True, focal=True))
+    config = replace(tiny_config(steps=18), sampler=sampler, cameras=CameraConfig(True, True, True))
     poses: list[torch.Tensor] = []
     trainer = Trainer(config, ball_scene())
     learned = trainer.model.photos

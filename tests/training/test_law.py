@@ -131,6 +131,7 @@ CHANGES: dict[str, Any] = {
     "train.seed": 1,
     "cameras.refine": True,
     "cameras.focal": True,
+    "cameras.distortion": True,
     "photo.exposure": True,
     "photo.appearance": 4,
 }

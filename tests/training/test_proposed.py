@@ -235,13 +235,20 @@ def test_auto_takes_large_tables_for_many_photos(monkeypatch: pytest.MonkeyPatch
     assert fitted_config(by_hand, many, auto=auto)[0].field == replace(large.field, log2_entries=20)
     hurried, patient = (replace(auto, train=replace(auto.train, time_limit=limit)) for limit in (60.0, 180.0))
     assert fitted_config(hurried, many, auto=auto)[0].sampler == large.sampler
-    for shared, field in ((99 << 10, large.field), (227 << 10, replace(large.field, log2_entries=23, width=128))):
-        found = SimpleNamespace(shared_memory_per_block_optin=shared)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, found=found: found)
-        config, notes = fitted_config(patient, many, auto=auto)
-        assert config.field == field and ("2^23 entries and networks 128 wide" in notes[0]) == (field != large.field)
+    exact = replace(patient, train=replace(patient.train, precision="fp32"))
+    by_hand = replace(patient, field=replace(auto.field, log2_entries=20))
+    gpus = [SimpleNamespace(shared_memory_per_block_optin=227 << 10) for _ in range(2)]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpus[index])
+    wide = replace(large.field, log2_entries=23, width=128)
+    chosen = [(patient, wide), (exact, large.field), (by_hand, replace(large.field, log2_entries=20))]
+    for given, field in chosen:
+        config, notes = fitted_config(given, many, auto=auto)
+        assert config.field == field and ("2^23 entries and networks 128 wide" in notes[0]) == (field == wide)
+    gpus[1].shared_memory_per_block_optin = 99 << 10
+    assert fitted_config(patient, many, auto=auto)[0].field == large.field
     monkeypatch.undo()
+    config, notes = fitted_config(patient, many, auto=auto)
     assert config.sampler == replace(large.sampler, n_samples=64) and "180 s are enough for 64 samples" in notes[0]
     assert config.train.batch_samples == 64 * config.train.max_rays == 64 * large.train.max_rays
     patient = replace(patient, train=replace(patient.train, batch_samples=1 << 20))
