@@ -3,10 +3,10 @@
     python benchmarks/cameras.py perturbed SCENE OUTPUT.json [--seconds 20] [--device cuda] [--degrees 1] [--shift 0.02]
     python benchmarks/cameras.py captures OUTPUT.json SCENE... [--seconds 60] [--device cuda] [--cases refine exposure]
 
-`perturbed` turns and moves every training camera of a scene by known amounts and trains with the true cameras, with the
-wrong ones, and with the wrong ones refined. Test views are moved along with the frame of the training cameras (the best
-similarity between the learned and the true ones); a second score fits each of them to the scene. `captures` trains
-scenes as they are, with one technique at a time.
+`perturbed` turns and moves every training camera of a scene by known amounts, or gives both axes of its lenses one
+focal length, and trains with the true cameras, the wrong ones, and both learned. Test views are moved along with the
+frame of the training cameras (the best similarity between the learned and the true ones); a second score fits each of
+them to the scene. `captures` trains scenes as they are, with one technique at a time.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ PIXELS = 3  # of a picture for one of the render
 CASES: dict[str, dict[str, Any]] = {
     "as configured": {},
     "refine": {"cameras": CameraConfig(refine=True)},
+    "coarse": {"cameras": CameraConfig(refine=True, coarse=True)},
     "refine, focal": {"cameras": CameraConfig(refine=True, focal=True)},
     "exposure": {"photo": PhotoConfig(exposure=True)},
     "appearance": {"photo": PhotoConfig(appearance=8)},
@@ -61,6 +62,10 @@ def perturbed(cameras: Cameras, degrees: float, shift: float, seed: int) -> Came
     return replace(cameras, camera_to_world=moved)
 
 
+def one_focal(cameras: Cameras) -> Cameras:
+    return replace(cameras, focal=cameras.focal.mean(-1, keepdim=True).expand(-1, 2).contiguous())
+
+
 def open_both(source: str, downscale: int) -> tuple[Scene, Scene]:
     train = load_scene(source, "train", downscale=downscale)
     try:
@@ -70,9 +75,10 @@ def open_both(source: str, downscale: int) -> tuple[Scene, Scene]:
 
 
 def train(config: Config, scene: Scene, args: argparse.Namespace) -> tuple[Trainer, float]:
-    config, _ = fitted_config(config, scene)
     limit = {"time_limit": args.seconds, "steps": 1_000_000_000} if args.steps is None else {"steps": args.steps}
-    trainer = Trainer(replace(config, train=replace(config.train, **limit)), scene, device=args.device)
+    start = preset("auto", torch.device(args.device).type)
+    config, _ = fitted_config(replace(config, train=replace(config.train, **limit)), scene, auto=start)
+    trainer = Trainer(config, scene, device=args.device)
     return trainer, trainer.fit().train_seconds
 
 
@@ -95,14 +101,20 @@ def run_perturbed(args: argparse.Namespace) -> list[dict[str, Any]]:
     wrong = replace(given, cameras=perturbed(given.cameras, args.degrees, args.shift * unit, args.seed))
     away = float((given.cameras.positions - torch.tensor(given.aabb.center)).norm(dim=-1).mean())
     base, rows = preset("auto", torch.device(args.device).type), []
-    for name, value in {"POSE_PIXELS": args.lr, "FADE_IN": args.fade_in, "FIRST_LEVELS": args.first_levels}.items():
+    rates = {"POSE_PIXELS": args.lr, "COARSE_PIXELS": args.lr, "FADE_IN": args.fade_in}
+    for name, value in (rates | {"FIRST_LEVELS": args.first_levels}).items():
         if value is not None:
             setattr(photos_module, name, value)
-    refine = CameraConfig(refine=True)
     strip = [truth_image(test, 0)]
-    cases = {"true cameras": (given, CameraConfig()), "wrong cameras": (wrong, CameraConfig())}
-    cases["true cameras, refined"] = (given, refine)
-    cases["wrong cameras, refined"] = (wrong, refine)
+    cases = {
+        "true cameras": (given, CameraConfig()),
+        "true cameras, refined": (given, CameraConfig(refine=True)),
+        "wrong cameras": (wrong, CameraConfig()),
+        "wrong cameras, refined": (wrong, CameraConfig(refine=True)),
+        "wrong cameras, coarse": (wrong, CameraConfig(refine=True, coarse=True)),
+        "one focal length": (replace(given, cameras=one_focal(given.cameras)), CameraConfig()),
+        "one focal length, learned": (replace(given, cameras=one_focal(given.cameras)), CameraConfig(focal=True)),
+    }
     for name, (scene, cameras) in cases.items():
         if args.cases and name not in args.cases:
             continue
@@ -111,7 +123,8 @@ def run_perturbed(args: argparse.Namespace) -> list[dict[str, Any]]:
         found = scene.cameras if photos is None else photos.refined(scene.cameras)
         before, after = (camera_errors(cameras, given.cameras, away) for cameras in (scene.cameras, found))
         poses = transform_poses(test.cameras.camera_to_world.double(), torch.linalg.inv(after.similarity)).float()
-        moved = replace(test, cameras=replace(test.cameras, camera_to_world=poses))
+        seen = one_focal(test.cameras) if name.startswith("one") else test.cameras
+        moved = replace(test, cameras=replace(seen, camera_to_world=poses))
         row = {
             "case": name,
             "degrees_before": before.degrees,

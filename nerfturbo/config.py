@@ -440,10 +440,17 @@ class CameraConfig(Section):
     section = "cameras"
     refine: bool = False
     """Refine the pose of every training image."""
+    coarse: bool = False
+    """Refine from the start, coarse to fine: for poses off by degrees."""
     focal: bool = False
     """Refine both focal lengths of every lens."""
     distortion: bool = False
     """Refine the radial distortion of every lens."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.coarse and not self.refine:
+            raise InputError("cameras.coarse", "cameras.refine beside it", "cameras.refine off", "add --cameras.refine")
 
     @property
     def learns_lenses(self) -> bool:

@@ -77,7 +77,7 @@ def aligned_to(
 ) -> Scene:
     """The scene with the poses of all its views fitted to the model, which does not change. Call it after training. A
     view keeps the best pose of those compared while fitting, the one it came with among them: it never ends worse."""
-    config = replace(model.config, cameras=CameraConfig(refine=True), photo=PhotoConfig())
+    config = replace(model.config, cameras=CameraConfig(refine=True, coarse=True), photo=PhotoConfig())
     if model.photos is not None:
         scene = replace(scene, cameras=model.photos.new_views(scene.cameras))
     photos = PhotoCorrections(config, len(scene), 1)

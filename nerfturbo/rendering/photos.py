@@ -38,8 +38,10 @@ from ..ops.packed import packed_sum
 from ..types import Aabb, PackedSamples, Rays
 from .render import RgbSigmaFn
 
-POSE_PIXELS, PHOTO_LR = 0.02, 5e-3  # peak learning rates: of cameras, in pixels; of exposures and appearances
-# While cameras are refined, levels of the hash grid fade in, coarse to fine, over this share of the run.
+# Peak learning rates: in pixels of poses, of those that are off by degrees, and of lenses; of exposures and looks.
+POSE_PIXELS, COARSE_PIXELS, LENS_PIXELS, PHOTO_LR = 0.01, 0.1, 0.02, 5e-3
+CAMERAS_FROM = 0.3  # share of the run from which cameras learn: before, the field is too blurred to tell them apart
+# With `cameras.coarse` poses learn from the start, while the hash grid's levels fade in over this share of the run.
 FADE_IN, FIRST_LEVELS = 0.4, 4
 MEAN_EVERY = 4  # rays, of which one trains with the mean appearance
 GAUGE = 7  # shifts, turns and one scale of all cameras together
@@ -178,8 +180,9 @@ class PhotoCorrections(nn.Module):
         with torch.no_grad():
             self.unit.fill_(unit)
             pixel = 1.0 / float(cameras.focal.median())
-            own = [name for name in ("pose", "focal", "radial") if hasattr(self, name)]
-            self.learning_rates |= dict.fromkeys(own, POSE_PIXELS * pixel)
+            of_pose = COARSE_PIXELS if self.config.cameras.coarse else POSE_PIXELS
+            rates = {"pose": of_pose * pixel, "focal": LENS_PIXELS * pixel, "radial": LENS_PIXELS * pixel}
+            self.learning_rates |= {name: rate for name, rate in rates.items() if hasattr(self, name)}
             if self.gauge.numel():
                 self.gauge.copy_(gauge_directions(cameras.positions.cpu(), unit))
                 self.arms.copy_(cameras.positions - torch.tensor(aabb.center, device=cameras.device))
@@ -197,15 +200,16 @@ class PhotoCorrections(nn.Module):
                 expected, got = "a field with `read_rays` (Instant-NGP)", type(field).__name__
                 raise InputError("photo.appearance", expected, got, "leave it at 0")
             field.read_rays(self.config.photo.appearance, self.look, seed=self.config.train.seed)
-        if self.config.cameras.learns and hasattr(field, "level_weights"):
+        if self.config.cameras.coarse and hasattr(field, "level_weights"):
             self.n_levels = field.encoding.layout.n_levels
             field.level_weights = self.level_weights
 
     def corrections(self) -> tuple[Tensor, Tensor]:
         """(n, 3, 3) turns and (n, 3) shifts of each camera, without what moves all of them together."""
         # Sums of products, not cuBLAS, which has no deterministic mode without an environment variable.
-        common = self.gauge * (self.gauge * self.pose.reshape(-1, 1)).sum(0)  # (6 n, 7)
-        free = self.pose - common.sum(-1).view(self.n_photos, 6)
+        pose = self.pose if self.config.cameras.coarse else self._late(self.pose)
+        common = self.gauge * (self.gauge * pose.reshape(-1, 1)).sum(0)  # (6 n, 7)
+        free = pose - common.sum(-1).view(self.n_photos, 6)
         turns = rotation_matrices(free[:, :3])
         return turns, (turns * self.arms[:, None, :]).sum(-1) - self.arms + free[:, 3:] * self.unit
 
@@ -239,8 +243,9 @@ class PhotoCorrections(nn.Module):
         return replace(rays, origins=origins, directions=directions)
 
     def _late(self, value: Tensor) -> Tensor:
-        """Of a lens: it learns once all levels are there."""
-        return value.detach() + (self.progress >= FADE_IN).float() * (value - value.detach())
+        """It learns once the field tells what is wrong with it."""
+        start = FADE_IN if self.config.cameras.coarse else CAMERAS_FROM
+        return value.detach() + (self.progress >= start).float() * (value - value.detach())
 
     def corners(self) -> Tensor:
         """(lenses,): r^2 of the pictures' corners on the plane at depth 1, without distortion."""
@@ -275,7 +280,8 @@ class PhotoCorrections(nn.Module):
         """Cameras with what was learned of these lenses (n,); one more than there are is a lens that is new."""
 
         def of_camera(value: Tensor, of_new: float = 0.0) -> Tensor:
-            return torch.nn.functional.pad(value, (0, 0, 0, 1), value=of_new)[lenses.to(value.device)].to(cameras.device)
+            padded = torch.nn.functional.pad(value, (0, 0, 0, 1), value=of_new)
+            return padded[lenses.to(value.device)].to(cameras.device)
 
         distortion = cameras.distortion
         if self.config.cameras.focal:

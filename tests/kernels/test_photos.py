@@ -22,7 +22,7 @@ N_RAYS = 24
 
 def gradients(device: torch.device, progress: float) -> dict[str, Tensor]:
     config, scene = tiny_config(), ball_scene()
-    config = replace(config, cameras=CameraConfig(refine=True, focal=True))
+    config = replace(config, cameras=CameraConfig(refine=True, coarse=True, focal=True))
     config = replace(config, photo=PhotoConfig(exposure=True, appearance=3))
     config = replace(
         config, render=replace(config.render, steps_per_diagonal=12), sampler=GridSamplerConfig(prune=False)

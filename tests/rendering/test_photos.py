@@ -93,7 +93,7 @@ def test_exposures_multiply_the_odds_and_have_no_mean() -> None:
 def test_levels_fade_in_from_coarse_to_fine_and_reading_agrees_with_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(photos, "FADE_IN", 0.5)
     monkeypatch.setattr(photos, "FIRST_LEVELS", 1)
-    config = replace(tiny_config(), cameras=CameraConfig(refine=True))
+    config = replace(tiny_config(), cameras=CameraConfig(refine=True, coarse=True))
     model = NerfModel(replace(config, field=replace(config.field, n_levels=4)), SceneBounds.of(ball_scene()))
     assert model.photos is not None
     for progress, expected in ((0.0, [1.0, 0.0, 0.0, 0.0]), (0.25, [1.0, 1.0, 0.5, 0.0]), (0.6, [1.0] * 4)):
@@ -104,6 +104,26 @@ def test_levels_fade_in_from_coarse_to_fine_and_reading_agrees_with_training(mon
             model.field.encoding.table.uniform_(-1.0, 1.0, generator=torch.Generator().manual_seed(2))  # type: ignore[union-attr]
             read = model.field.density(points)
         assert torch.allclose(read, model.field.density(points).detach(), rtol=1e-4)
+
+
+def test_cameras_learn_late_unless_they_are_coarse_and_then_their_lenses_after_all_levels() -> None:
+    cameras, rays = ball_scene(n_views=3).cameras, ball_scene(n_views=3).cameras.image_rays(1)
+    rates = {}
+    for coarse, learns in ((False, (("", 0.29), ("pose focal", 0.3))), (True, (("pose", 0.39), ("pose focal", 0.4)))):
+        made = photos_of(cameras, coarse=coarse, focal=True)
+        for names, progress in learns:
+            made.progress.fill_(progress)
+            found = torch.autograd.grad(made.rays(rays).directions[:, 0].sum(), [made.pose, made.focal])
+            moving = zip(("pose", "focal"), found, strict=True)
+            assert " ".join(name for name, value in moving if value.any()) == names
+        model = NerfModel(replace(tiny_config(), cameras=made.config.cameras), SceneBounds.of(ball_scene(n_views=3)))
+        assert (model.field.level_weights is not None) == coarse  # type: ignore[union-attr]
+        rates[coarse] = made.learning_rates
+    pixel = 1.0 / float(cameras.focal.median())
+    assert rates[False] == pytest.approx({"pose": photos.POSE_PIXELS * pixel, "focal": photos.LENS_PIXELS * pixel})
+    assert rates[True] == pytest.approx({"pose": photos.COARSE_PIXELS * pixel, "focal": photos.LENS_PIXELS * pixel})
+    with pytest.raises(InputError, match=r"add --cameras\.refine"):
+        CameraConfig(coarse=True)
 
 
 def test_rendering_has_the_mean_look_or_that_of_a_photo() -> None:

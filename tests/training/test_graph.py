@@ -90,7 +90,9 @@ def test_captured_equals_eager_bit_for_bit(scene: Scene, deterministic: None):
 
 def test_captured_equals_eager_with_everything_that_is_learned_per_photo(scene: Scene, deterministic: None):
     config = replace(
-        SMALL, cameras=CameraConfig(refine=True, focal=True), photo=PhotoConfig(exposure=True, appearance=8)
+        SMALL,
+        cameras=CameraConfig(refine=True, coarse=True, focal=True),
+        photo=PhotoConfig(exposure=True, appearance=8),
     )
     captured, eager = (run(make_step(scene, config, capture=capture), 48) for capture in (True, False))
     for name, value in captured.items():

@@ -130,6 +130,7 @@ CHANGES: dict[str, Any] = {
     "train.background": "white",
     "train.seed": 1,
     "cameras.refine": True,
+    "cameras.coarse": True,
     "cameras.focal": True,
     "cameras.distortion": True,
     "photo.exposure": True,
@@ -202,6 +203,8 @@ def base_of(name: str, folder: Path) -> Config:
         config = replace(config, train=replace(config.train, batch_samples=1 << 13, max_rays=256))
         config = replace(config, field=replace(config.field, initial_density=100.0))
         config = replace(config, grid=replace(config.grid, resolution=24))
+    if name == "cameras.coarse":
+        config = replace(config, cameras=configs.CameraConfig(refine=True))
     if name in FOLDERS:
         kind = FOLDERS[name]
         config = replace(config, data=replace(config.data, source=str(folder / kind)))
