@@ -118,6 +118,12 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """A test draws the same numbers whatever ran before it in its process."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def kernel_device() -> torch.device:
     """Where Triton kernels run here: the GPU, else the CPU under Triton's interpreter (keep the shapes tiny)."""
