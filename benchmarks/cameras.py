@@ -126,6 +126,7 @@ def run_perturbed(args: argparse.Namespace) -> list[dict[str, Any]]:
         seen = one_focal(test.cameras) if name.startswith("one") else test.cameras
         moved = replace(test, cameras=replace(seen, camera_to_world=poses))
         row = {
+            "scene": given.name,
             "case": name,
             "degrees_before": before.degrees,
             "degrees_after": after.degrees,
