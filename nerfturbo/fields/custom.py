@@ -89,9 +89,8 @@ def load_object(source: str, what: str = "field") -> Any:
     where, _, name = source.rpartition(":")
     refuse(not where or not name.isidentifier(), what, WANTED, repr(source))
     module = _module_of(where, name, what)
-    if not hasattr(module, name):
-        classes = [key for key, value in vars(module).items() if inspect.isclass(value) and not key.startswith("_")]
-        raise InputError(f"{what} {source}", "one of " + (", ".join(classes) or "no class at all"), name)
+    classes = [key for key, value in vars(module).items() if inspect.isclass(value) and not key.startswith("_")]
+    refuse(not hasattr(module, name), f"{what} {source}", "one of " + (", ".join(classes) or "no class at all"), name)
     return getattr(module, name)
 
 

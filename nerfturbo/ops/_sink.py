@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..errors import InputError
-from ._checks import refuse
+from ..errors import InputError, refuse
 
 
 class Node(torch.autograd.Function):

@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, refuse
 from ..fields.field import Field
-from ..ops._checks import refuse
 from ..ops.composite import composite, visibility
 from ..ops.march import StepRule, march
 from ..ops.packed import compact, take_rows

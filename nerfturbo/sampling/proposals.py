@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import MAX_PROPOSALS
-from ..errors import InputError
-from ..ops._checks import refuse
+from ..errors import InputError, refuse
 from ..ops.intervals import Space, importance_sample, interval_weights
 from ..ops.packed import mean_over_rays
 from ..types import PackedSamples, Rays

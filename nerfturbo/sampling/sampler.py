@@ -20,8 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..errors import InputError
-from ..ops._checks import refuse
+from ..errors import InputError, refuse
 from ..ops.positions import Contraction
 from ..ops.random import Stream, random_uniform
 from ..types import Aabb, PackedSamples, Rays
@@ -92,8 +91,7 @@ def check_sampler(sampler: Any, aabb: Aabb, device: torch.device) -> None:
     except Exception as error:
         wanted = "sample(rays, *, draw=None, n_active=None, capacity=None)"
         raise InputError("sampler.sample", wanted, f"{type(error).__name__}: {error}") from error
-    if not isinstance(samples, PackedSamples):
-        raise InputError("sampler.sample", "PackedSamples", type(samples).__name__)
+    refuse(not isinstance(samples, PackedSamples), "sampler.sample", "PackedSamples", type(samples).__name__)
     refuse(samples.n_rays != len(rays), "sampler.sample", f"samples of {len(rays)} rays", samples.n_rays)
     if not bool((samples.t_ends >= samples.t_starts).all()):
         raise InputError("sampler.sample", "t_starts <= t_ends", "intervals that end before they start")

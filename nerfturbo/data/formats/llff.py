@@ -60,9 +60,8 @@ def _picture_folder(folder: Path, downscale: int) -> tuple[Path, int]:
     if plain := [folder / name for name in ("images", "input", "rgb") if (folder / name).is_dir()]:
         return plain[0], downscale
     found = [path for path in folder.glob("images_*") if path.name[7:].isdecimal() and path.is_dir()]
-    if not found:
-        names = ", ".join(sorted(path.name for path in folder.iterdir())[:8])
-        raise InputError(str(folder), "a folder images or images_N", shown(names))
+    names = ", ".join(sorted(path.name for path in folder.iterdir())[:8])
+    refuse(not found, str(folder), "a folder images or images_N", shown(names))
     return min(found, key=lambda path: int(path.name[7:])), downscale
 
 
