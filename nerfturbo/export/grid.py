@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..files import replacing
-from ..sampling.grid import OccupancyGrid, level_box, level_occupancy
+from ..sampling.grid import OccupancyGrid, level_occupancy
 
 
 def write_grid(path: Path, grid: OccupancyGrid, to_original: Tensor | None = None) -> None:
@@ -19,7 +19,7 @@ def write_grid(path: Path, grid: OccupancyGrid, to_original: Tensor | None = Non
     to_original  (4, 4) float64: original = to_original @ (x, y, z, 1)
     """
     r, levels = grid.config.resolution, grid.config.levels
-    boxes = [level_box(grid, level) for level in range(levels)]
+    boxes = [grid.aabb.scaled(2.0**level) for level in range(levels)]
     thickness = grid.thickness.view(levels, r, r, r).float().cpu()
     density = torch.where(thickness < 0.0, torch.full_like(thickness, -1.0), thickness / grid.step_size)
     back = torch.eye(4, dtype=torch.float64) if to_original is None else to_original

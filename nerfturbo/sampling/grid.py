@@ -385,9 +385,8 @@ def describe_box(box: Aabb | None) -> str:
     >>> describe_box(Aabb.cube(1.5))
     '(-1.5, -1.5, -1.5) to (1.5, 1.5, 1.5)'
     """
-    if box is None:
-        return "nothing"
-    return " to ".join("(" + ", ".join(f"{value:.4g}" for value in corner) + ")" for corner in (box.low, box.high))
+    corners = () if box is None else (box.low, box.high)
+    return " to ".join("(" + ", ".join(f"{value:.4g}" for value in one) + ")" for one in corners) or "nothing"
 
 
 def level_occupancy(grid: OccupancyGrid) -> Tensor:
@@ -396,18 +395,13 @@ def level_occupancy(grid: OccupancyGrid) -> Tensor:
     return unpack_bits(grid.bits).view(grid.config.levels, r, r, r)
 
 
-def level_box(grid: OccupancyGrid, level: int) -> Aabb:
-    """The box of one level."""
-    return grid.aabb.scaled(2.0**level)
-
-
 def occupied_box(grid: OccupancyGrid) -> Aabb | None:
     """The smallest box of whole cells that holds all occupied ones; None for an empty grid."""
     ends = []
     for level, occupied in enumerate(level_occupancy(grid)):
         cells = occupied.nonzero()
         if len(cells):
-            low, high = level_box(grid, level).tensor(cells.device, torch.float64)
+            low, high = grid.aabb.scaled(2.0**level).tensor(cells.device, torch.float64)
             ends.append(low + torch.stack([cells.amin(0), cells.amax(0) + 1]) * ((high - low) / grid.config.resolution))
     if not ends:
         return None
@@ -422,7 +416,7 @@ def _touched(grid: OccupancyGrid, box: Aabb) -> Tensor:
     edges = low + torch.arange(r + 1, device=low.device)[:, None] * (high - low) / r  # (r + 1, 3)
     touched = torch.zeros(r, r, r, dtype=torch.bool, device=low.device)
     for level, occupied in enumerate(level_occupancy(grid)):
-        level_low, level_high = level_box(grid, level).tensor(low.device, torch.float64)
+        level_low, level_high = grid.aabb.scaled(2.0**level).tensor(low.device, torch.float64)
         places = (edges - level_low) / (level_high - level_low) * r
         first = (places[:-1] + SLACK).floor().long().clamp(0, r)
         last = (places[1:] - SLACK).ceil().long().clamp(0, r)

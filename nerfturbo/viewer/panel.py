@@ -24,7 +24,7 @@ from ..evaluation.camera_path import CameraPath, interpolate_poses, quaternions,
 from ..evaluation.evaluate import WHITE, choose_views, truth_image
 from ..evaluation.run_folder import RunFolder
 from ..rendering.model import NerfModel
-from ..sampling.grid import level_box, level_occupancy
+from ..sampling.grid import level_occupancy
 from ..types import Aabb
 from .painter import SHOWN, Painter, View, pinhole, pose_of
 
@@ -390,7 +390,7 @@ def occupied_cells(model: NerfModel) -> tuple[np.ndarray, float]:
     """The middles of occupied cells, or of some of them where they are many, and how large to draw them."""
     grid, centers = model.grid, []
     for level, occupied in enumerate(level_occupancy(grid)):
-        low, high = level_box(grid, level).tensor("cpu")
+        low, high = grid.aabb.scaled(2.0**level).tensor("cpu")
         centers.append(low + (occupied.cpu().nonzero() + 0.5) / grid.config.resolution * (high - low))
     points = torch.cat(centers)
     points = points[:: -(-points.shape[0] // MAX_CELLS) or 1]

@@ -32,7 +32,7 @@ _STEP_KERNELS = {
     "composite_loss": ("_forward",),
     "frame": ("_find_all", "_fit", "_write", "_absorb"),
     "hash_encode": ("_prepare", "_encode", "_scatter"),
-    "march": ("_mark_bricks", "_count", "_write", "_gather", "_decay", "_raise", "_sum_seen", "_pack"),
+    "march": ("_mark_bricks", "_count", "_write", "_decay", "_raise", "_sum_seen", "_pack"),
     "ngp": ("_forward", "_backward", "_density", "_place", "_advance"),
     "packed": ("_count_kept", "_move_kept"),
     "pixels": ("_look_up",),

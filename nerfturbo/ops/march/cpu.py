@@ -243,12 +243,6 @@ CELLS = 32768
 
 
 @jit(exact=True)
-def _gather(first, last, density, cells, old):
-    for i in range(first, last):
-        old[i] = density[cells[i]]
-
-
-@jit(exact=True)
 def _decay(first, last, density, cells, old, decay):
     """Repeats of a cell all write the same number."""
     for i in range(first, last):
@@ -290,8 +284,7 @@ def decay_and_max(density: Tensor, cells: Tensor, fresh: Tensor, decay: float) -
     _check_in_place("density", density)
     refuse(density.dtype != torch.float32, "density", "torch.float32", density.dtype)
     values, n = as_float32("fresh", fresh).contiguous(), cells.shape[0]
-    old = scratch("old density", n)
-    launch(_gather, n, CELLS, density, cells, old)
+    old = torch.index_select(density, 0, cells, out=scratch("old density", n))
     launch(_decay, n, CELLS, density, cells, old, np.float32(decay))
     launch(_raise, n, CELLS, density.view(torch.int32), cells, old, values, values.view(torch.int32))
 
