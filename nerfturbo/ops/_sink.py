@@ -126,9 +126,7 @@ def redirect(parameter: Tensor, value: Tensor | None = None, sink: GradientSink 
 def redirect_all(parameters: Sequence[Tensor], sink: GradientSink | None) -> list[Tensor]:
     if sink is None:
         return list(parameters)
-    return [
-        redirect(p, None, GradientSink((b,), sink.found_inf)) for p, b in zip(parameters, sink.buffers, strict=True)
-    ]
+    return [redirect(p, sink=GradientSink((b,), sink.found_inf)) for p, b in zip(parameters, sink.buffers, strict=True)]
 
 
 def zero_tail(value: Tensor, n_used: Tensor | None) -> Tensor:

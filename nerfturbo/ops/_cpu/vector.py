@@ -202,15 +202,12 @@ def multiply_add(builder, sums, a, b):
     return _multiply_add(builder, sums, a, b if b.type == sums.type else _splat(builder, b, sums.type.count))
 
 
-@extending.intrinsic(prefer_literal=True)
-def _multiply_add_lane(typing_context, sums, a, weights, lane):
+@intrinsic(prefer_literal=True)
+def multiply_add_lane(typing_context, sums, a, weights, lane):
     def generate(context, builder, signature, args):
         return _multiply_add(builder, args[0], args[1], _pick(builder, args[2], [lane.literal_value] * sums.length))
 
     return sums(sums, a, weights, lane), generate
-
-
-multiply_add_lane: Any = _multiply_add_lane
 
 
 @_on_values(lambda vector: vector(vector))

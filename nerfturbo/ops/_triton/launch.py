@@ -11,7 +11,6 @@ Triton's parts that this leans on are not public. Where one is missing, `launcha
 """
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -83,12 +82,8 @@ class Kernel(JITFunction):
 def is_unobserved(kernel: Kernel) -> bool:
     """Whether nobody wants to see launches, so that one may go past Triton's own way of launching."""
     runtime = knobs.runtime
-    return (
-        JITFunction.run is _RUN
-        and not kernel.pre_run_hooks
-        and not runtime.launch_enter_hook.calls
-        and not runtime.launch_exit_hook.calls
-    )
+    hooks = kernel.pre_run_hooks or runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls
+    return JITFunction.run is _RUN and not hooks
 
 
 def check_pointers(kernel: str, device: int, pointers: dict[str, Any]) -> None:
@@ -127,9 +122,7 @@ def key_source(kernel: Kernel) -> str:
 
 def _write_launcher(kernel: Kernel, backend: Any, device: int, stream: Callable[[], int]) -> Callable[..., Any]:
     """A function of the kernel's parameters, behind the grid: written out, for Python to bind them."""
-    defaults = {
-        p.name: p.default for p in kernel.signature.parameters.values() if p.default is not inspect.Parameter.empty
-    }
+    defaults = {p.name: p.default for p in kernel.signature.parameters.values() if p.default is not p.empty}
     names = [p.name for p in kernel.params]
     heads = [f"{name}=default_{name}" if name in defaults else name for name in names]
     pointers = [p.name for p in kernel.params if p.name.startswith("p_") and not p.is_constexpr]

@@ -33,6 +33,8 @@ from ...types import PackedSamples
 from .._checks import check_device, check_positive, check_shape, check_tensor
 from .._dispatch import implementation
 
+Scalar = float | Tensor  # a number, or () on the device
+
 
 class Composited(NamedTuple):
     """Result of `composite`; fp32 (float64 for float64 input)."""
@@ -44,12 +46,7 @@ class Composited(NamedTuple):
 
 
 def composite(
-    density: Tensor,
-    rgb: Tensor,
-    samples: PackedSamples,
-    *,
-    early_stop_eps: float = 0.0,
-    alpha_thre: float | Tensor = 0.0,
+    density: Tensor, rgb: Tensor, samples: PackedSamples, *, early_stop_eps: float = 0.0, alpha_thre: Scalar = 0.0
 ) -> Composited:
     """Composite `density` (capacity,) >= 0 and `rgb` (capacity, channels) of any number of channels. Differentiable to
     density and rgb through all four results, not to t. Runs in fp32 whatever comes in. `alpha_thre` may be a () tensor
@@ -88,7 +85,7 @@ def composite_pixels(
 
 
 def visibility(
-    density: Tensor, samples: PackedSamples, *, early_stop_eps: float = 0.0, alpha_thre: float | Tensor = 0.0
+    density: Tensor, samples: PackedSamples, *, early_stop_eps: float = 0.0, alpha_thre: Scalar = 0.0
 ) -> Tensor:
     """(capacity,) bool: the samples that `composite` would give weight under the same thresholds; compositing what
     `compact` keeps of them gives the same. False in the tail. Not differentiable."""
@@ -141,12 +138,7 @@ def merge_weak_samples(optical: Tensor, samples: PackedSamples, thinning: Thinni
 
 
 def visible_codes(
-    density: Tensor,
-    samples: PackedSamples,
-    *,
-    early_stop_eps: float,
-    alpha_thre: float | Tensor,
-    thinning: Thinning | None,
+    density: Tensor, samples: PackedSamples, *, early_stop_eps: float, alpha_thre: Scalar, thinning: Thinning | None
 ) -> Tensor:
     """What to keep of samples of known density (capacity,): `visibility`'s flags, or codes with `thinning`."""
     keep = visibility(density, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre)

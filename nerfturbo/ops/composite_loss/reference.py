@@ -34,8 +34,7 @@ def composite_loss(raw, samples, background, target, *, rule, gradient_scale) ->
         target = target[:, :3] * target[:, 3:] + background * (1.0 - target[:, 3:])
     colour = colour + background * (1.0 - opacity[:, None])
     error = colour - target
-    mse = _mean_loss(error.detach(), LossRule("mse"), samples)
-    return _mean_loss(error, rule, samples), mse, colour.detach()
+    return _mean_loss(error, rule, samples), _mean_loss(error.detach(), LossRule("mse"), samples), colour.detach()
 
 
 def ray_losses(

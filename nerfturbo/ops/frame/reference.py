@@ -64,11 +64,9 @@ def absorb_samples(live, samples, density, rgb, *, early_stop_eps, alpha_thre, l
         weight = -decay * state[:, THROUGH]
         state[:, THROUGH] += decay * state[:, THROUGH]
         state[:, DEPTH] += weight * ((t0 + t1) * 0.5)
-        colour = torch.where(lit[:, None], rgb[row], 0.0)
-        state[:, COLOR : COLOR + live.channels] += weight[:, None] * colour
+        state[:, COLOR : COLOR + live.channels] += weight[:, None] * torch.where(lit[:, None], rgb[row], 0.0)
     live.state[rays] = state
-    alive = (state[:, STEP] >= 0.0) & (state[:, THROUGH] >= early_stop_eps)
-    survivors = rays[alive]
+    survivors = rays[(state[:, STEP] >= 0.0) & (state[:, THROUGH] >= early_stop_eps)]
     live.places[1 - live.side, : survivors.shape[0]] = survivors.int()
     live.counts[1 - live.side] = survivors.shape[0]
     live.counts[2] = 0

@@ -31,8 +31,7 @@ def importance_sample(edges, weights, n_samples, *, jitter, padding, blur) -> Te
         weights = 0.5 * (higher[:, 1:] + higher[:, :-1])
     weights = weights + padding
     total = weights.sum(-1, keepdim=True)
-    lengths = edges[:, 1:] - edges[:, :-1]
-    weights = torch.where(total > 0.0, weights, lengths)
+    weights = torch.where(total > 0.0, weights, edges[:, 1:] - edges[:, :-1])
     cdf = torch.cat([torch.zeros_like(total), weights.cumsum(-1)], dim=-1)
     steps = torch.arange(n_samples + 1, device=edges.device, dtype=edges.dtype)
     shift = 0.5 if jitter is None else jitter.to(edges.dtype)

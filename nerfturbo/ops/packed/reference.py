@@ -60,8 +60,7 @@ def fit_offsets(counts: Tensor, capacity: int | None) -> tuple[Tensor, Tensor | 
     if capacity is None:
         return totals.to(torch.int32), None
     kept = (totals[1:] <= capacity).sum(dtype=torch.int32)
-    used = totals[kept.long()]
-    return torch.minimum(totals, used).to(torch.int32), kept
+    return torch.minimum(totals, totals[kept.long()]).to(torch.int32), kept
 
 
 def scatter_to_capacity(t_starts, t_ends, offsets, *, capacity, n_rays_kept) -> PackedSamples:

@@ -118,13 +118,7 @@ class DrawnPixels(NamedTuple):
 
 
 def draw_pixels(
-    pool: PixelPool,
-    n_rays: int,
-    *,
-    seed: int,
-    step: int | Tensor,
-    first: int = 0,
-    indices: Tensor | None = None,
+    pool: PixelPool, n_rays: int, *, seed: int, step: int | Tensor, first: int = 0, indices: Tensor | None = None
 ) -> DrawnPixels:
     """Pixels for rays first ... first + n_rays - 1 of this step's batch; never waits for the device. `indices`
     (n_rays,) int64, from `choose_pixels` say, are looked up instead of drawing any."""

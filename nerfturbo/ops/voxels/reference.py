@@ -14,8 +14,7 @@ def node_rows(index: VoxelIndex, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     local = ((x % SIDE) * SIDE + y % SIDE) * SIDE + z % SIDE
     if index.rows.shape[0] == 0:
         return torch.full_like(block, -1)
-    row = index.rows[block.clamp(min=0), local].long()
-    return torch.where(block >= 0, row, -1)
+    return torch.where(block >= 0, index.rows[block.clamp(min=0), local].long(), -1)
 
 
 def corners(positions: Tensor, index: VoxelIndex, work: torch.dtype) -> list[tuple[Tensor, Tensor]]:
