@@ -212,8 +212,7 @@ def check_field(field: CustomField, aabb: Aabb, device: torch.device) -> None:
     positions, directions = low + share * (high - low), torch.zeros(CHECKED, 3, device=device)
     directions[:, 2] = 1.0
     times, cameras = torch.zeros(CHECKED, device=device), torch.zeros(CHECKED, dtype=torch.int64, device=device)
-    density = _asked(field, "density", positions, times)
-    _check_values(f"{kind}.density", density, (CHECKED,), positions, low=0.0)
+    _check_values(f"{kind}.density", _asked(field, "density", positions, times), (CHECKED,), positions, low=0.0)
     seen = _asked(field, "forward", positions, directions, times, cameras)
     if not isinstance(seen, tuple) or len(seen) != 2:
         raise InputError(f"{kind}.forward", "a tuple (rgb, density)", type(seen).__name__)

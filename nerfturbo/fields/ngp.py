@@ -91,8 +91,7 @@ class InstantNGP(NgpNetworks):
     def bytes_per_sample(self) -> int:
         """Of rendering, an estimate: encoding and logits, or a few layers where they are not fused."""
         row = self.encoding.values[:1]
-        fused = skips_unused(row, self.weights)
-        return 64 + self.encoding.layout.n_outputs * row.element_size() if fused else 1024
+        return 64 + self.encoding.layout.n_outputs * row.element_size() if skips_unused(row, self.weights) else 1024
 
     @property
     def faded_weights(self) -> NgpWeights:
@@ -234,8 +233,7 @@ class AntiAliasedNGP(InstantNGP):
         return wide if self.contraction == "none" else wide * fold_scale(unit_positions, self.contraction)
 
     def _faded(self, unit_positions: Tensor, footprints: Tensor, n_used: Tensor | None = None) -> Tensor:
-        encoding = super()._encode(unit_positions, n_used)
-        return fade_levels(encoding, footprints, self.encoding.layout, n_used=n_used)
+        return fade_levels(super()._encode(unit_positions, n_used), footprints, self.encoding.layout, n_used=n_used)
 
     def _encode(self, unit_positions: Tensor, n_used: Tensor | None = None) -> Tensor:
         """Where no camera looks."""

@@ -90,8 +90,7 @@ class DynamicNGP(NgpNetworks):
 
     def _encode_samples(self, rays: Rays, samples: PackedSamples) -> Tensor:
         unit = sample_positions(rays.origins, rays.directions, samples, aabb=self.aabb)
-        times = times_of(rays.origins, rays.times)[samples.ray_indices.long()]
-        return self._encode(unit, times, samples.n_samples)
+        return self._encode(unit, times_of(rays.origins, rays.times)[samples.ray_indices.long()], samples.n_samples)
 
     @torch.no_grad()
     def sample_density(self, rays: Rays, samples: PackedSamples) -> Tensor:

@@ -116,9 +116,8 @@ class FusedMlp(Connected):
         self, inputs: int, outputs: int, *, width: int, depth: int, generator: torch.Generator | None = None
     ) -> None:
         super().__init__()
-        sizes = [inputs, *[width] * depth, outputs]
         self.weights = nn.ParameterList()
-        for fan_in, fan_out in itertools.pairwise(sizes):
+        for fan_in, fan_out in itertools.pairwise([inputs, *[width] * depth, outputs]):
             bound = math.sqrt(6.0 / (fan_in + fan_out))
             self.weights.append(nn.Parameter(draw_uniform(fan_out, fan_in, bound=bound, generator=generator)))
 
@@ -148,8 +147,7 @@ class HashGrid(Connected):
     def __init__(self, layout: HashLayout, *, generator: torch.Generator | None = None) -> None:
         super().__init__()
         self.layout = layout
-        table = draw_uniform(layout.n_entries, layout.n_features, bound=1e-4, generator=generator)
-        self.table = nn.Parameter(table)
+        self.table = nn.Parameter(draw_uniform(layout.n_entries, layout.n_features, bound=1e-4, generator=generator))
 
     @property
     def tables(self) -> tuple[nn.Parameter, ...]:

@@ -68,9 +68,7 @@ def distortion_loss(weights: Tensor, samples: PackedSamples) -> Tensor:
 
 def ray_loss_rule(config: LossConfig, unit: float) -> RayLossRule | None:
     """The regularisers that have a weight, lengths counted in `unit`s; None where none has."""
-    if config.distortion == config.opacity == 0.0:
-        return None
-    return RayLossRule(config.distortion, config.opacity, unit)
+    return None if config.distortion == config.opacity == 0.0 else RayLossRule(config.distortion, config.opacity, unit)
 
 
 def weights_loss(weights: Tensor, opacity: Tensor, samples: PackedSamples, rule: RayLossRule) -> Tensor:

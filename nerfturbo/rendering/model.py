@@ -77,8 +77,7 @@ def _span(config: Config, bounds: SceneBounds) -> RaySpan:
     unit, hierarchy = half_box(bounds.aabb), isinstance(config.sampler, configs.HierarchySamplerConfig)
     if config.grid.contraction != "none":
         return RaySpan(bounds.near, max(bounds.far, FAR * unit), "mixed", unit)
-    spacing = "uniform" if hierarchy else "mixed"
-    return RaySpan(bounds.near, bounds.far, spacing, unit, _space(config, bounds.aabb))
+    return RaySpan(bounds.near, bounds.far, "uniform" if hierarchy else "mixed", unit, _space(config, bounds.aabb))
 
 
 def _space(config: Config, aabb: Aabb) -> Aabb:
@@ -181,8 +180,7 @@ class NerfModel(nn.Module):
     def settings(self) -> MarchSettings:
         """How images are marched through a grid."""
         own = getattr(self.estimator, "settings", None)
-        stop = self.config.render.early_stop_eps
-        return own or MarchSettings(self.bounds.near, self.bounds.far, early_stop_eps=stop)
+        return own or MarchSettings(self.bounds.near, self.bounds.far, early_stop_eps=self.config.render.early_stop_eps)
 
     def crop(self, box: Aabb, *, what: str = "box") -> None:
         """Render and export only what lies inside the box, from now on; `what` names it in errors."""

@@ -104,8 +104,7 @@ def volume_rendering(
     density = _checked_density(density, samples)
     out = composite(density, rgb, samples, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre)
     color = out.rgb if background is None else out.rgb + (1.0 - out.opacity)[:, None] * background
-    depth = out.depth / out.opacity.clamp(min=1e-6)
-    return RenderOutput(color, out.opacity, depth, out.weights, samples)
+    return RenderOutput(color, out.opacity, out.depth / out.opacity.clamp(min=1e-6), out.weights, samples)
 
 
 def _checked_density(density: Tensor, samples: PackedSamples) -> Tensor:

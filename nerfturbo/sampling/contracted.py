@@ -134,8 +134,7 @@ class ContractedGrid(UniformEstimator):
         self, rays: Rays, *, draw: Draw | None = None, n_active: Tensor | None = None, capacity: int | None = None
     ) -> PackedSamples:
         """The steps of each ray's lattice whose middle lies in an occupied cell; `capacity` as in `ops.march`."""
-        jitter = (draw or Draw()).jitter(rays, 1)[0]
-        edges = even_edges(len(rays), self.n_samples, jitter, rays.device)
+        edges = even_edges(len(rays), self.n_samples, (draw or Draw()).jitter(rays, 1)[0], rays.device)
         lattice = packed(edges, self.span.distances(edges, rays), (), n_active)
         space = {"aabb": self.aabb, "contraction": self.contraction}
         folded = sample_positions(rays.origins, rays.directions, lattice, **space)

@@ -66,8 +66,7 @@ def dilate(occupied: Tensor, cells: int) -> Tensor:
     """Occupied cells and those within `cells` of them on every axis."""
     if cells <= 0:
         return occupied
-    wide = torch.nn.functional.max_pool3d(occupied.float()[:, None], 2 * cells + 1, stride=1, padding=cells)
-    return wide[:, 0] > 0.0
+    return torch.nn.functional.max_pool3d(occupied.float()[:, None], 2 * cells + 1, stride=1, padding=cells)[:, 0] > 0.0
 
 
 def flood_fill(surface: Tensor) -> Tensor:

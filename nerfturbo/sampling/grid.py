@@ -173,8 +173,7 @@ class OccupancyGrid(nn.Module):
         anywhere = (words[:, 0] * self.n_cells) >> 32
         ranks = torch.cumsum(unpack_bits(self.bits), 0)
         wanted = (words[:, 1] * ranks[-1]) >> 32
-        occupied = torch.searchsorted(ranks, wanted, right=True).clamp(max=self.n_cells - 1)
-        return torch.cat([anywhere, occupied])
+        return torch.cat([anywhere, torch.searchsorted(ranks, wanted, right=True).clamp(max=self.n_cells - 1)])
 
     @torch.no_grad()
     def update(
@@ -235,8 +234,7 @@ class OccupancyGrid(nn.Module):
         if guard:
             # A grid that empties while the field is young never recovers: nothing would be sampled, nothing learned.
             visible = self.thickness >= 0.0
-            occupied = unpack_bits(self.bits).sum()
-            collapsed = occupied < MIN_OCCUPIED * visible.sum()
+            collapsed = unpack_bits(self.bits).sum() < MIN_OCCUPIED * visible.sum()
             self.bits.copy_(torch.where(collapsed, pack_bits(visible), self.bits))
 
     @torch.no_grad()

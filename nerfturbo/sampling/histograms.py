@@ -107,8 +107,7 @@ def outer_weights(edges: Tensor, key_edges: Tensor, key_weights: Tensor) -> Tens
     last = key_weights.shape[-1]
     keys, low, high = (value.detach().contiguous() for value in (key_edges, edges[:, :-1], edges[:, 1:]))
     first = (torch.searchsorted(keys, low, right=True) - 1).clamp(0, last)
-    end = torch.searchsorted(keys, high, right=False).clamp(0, last)
-    return _RangeSums.apply(key_weights, first, end)
+    return _RangeSums.apply(key_weights, first, torch.searchsorted(keys, high, right=False).clamp(0, last))
 
 
 class _RangeSums(Node):

@@ -73,11 +73,8 @@ class ProposalEstimator(UniformEstimator):
                 weights = self._weights(density, edges, rays, limits)
             stages.append(Histogram(edges, weights))
             following = (*self.coarse_samples, self.n_samples)[index + 1]
-            drawn, options = (
-                weights.detach().clamp(min=0.0).pow(power),
-                {"jitter": jitter[index + 1], "padding": self.padding},
-            )
-            edges = importance_sample(edges, drawn, following, blur=self.padding < PADDING, **options)
+            options = {"jitter": jitter[index + 1], "padding": self.padding, "blur": self.padding < PADDING}
+            edges = importance_sample(edges, weights.detach().clamp(min=0.0).pow(power), following, **options)
         return edges, tuple(stages)
 
     def _weights(self, density: Any, edges: Tensor, rays: Rays, limits: tuple[Tensor, Tensor]) -> Tensor:

@@ -193,9 +193,8 @@ def load_tensors(
         saved = tensors.get(f"model.{name}")
         found = "no such tensor" if saved is None else f"shape {tuple(saved.shape)}"
         if saved is None or saved.shape != value.shape:
-            raise CheckpointError(
-                f"{path}: {name}: expected shape {tuple(value.shape)}, found {found}; it belongs to another model"
-            )
+            differs = f"expected shape {tuple(value.shape)}, found {found}"
+            raise CheckpointError(f"{path}: {name}: {differs}; it belongs to another model")
     means = {name: tensors.get(f"optimizer.{name}.average") for name in own} if averaged else {}
     model.load_state_dict({n: tensors[f"model.{n}"] if (mean := means.get(n)) is None else mean for n in own})
     others = field_part(tensors, OTHERS)

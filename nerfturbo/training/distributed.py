@@ -128,8 +128,7 @@ class ProcessTeam(Team):
                 continue
             grad.copy_(message)
             if self._half == torch.float16:  # a sum past 65504 is a non-finite step, for tables too
-                finite = torch.isfinite(message).all()
-                found_inf.copy_(torch.where(finite, found_inf, torch.ones_like(found_inf)))
+                found_inf.copy_(torch.where(torch.isfinite(message).all(), found_inf, torch.ones_like(found_inf)))
 
     def _message(self, grad: Tensor, weight: Tensor) -> Tensor:
         """What goes over the wire: the weighted gradient itself, or its half copy in a buffer that is kept."""

@@ -72,8 +72,7 @@ class DeviceStep:
 
     @n_rays.setter
     def n_rays(self, value: int) -> None:
-        per_rank = -(-value // self.team.world)
-        self.state.n_active.fill_(max(1, min(per_rank, self.budget.max_rays)))
+        self.state.n_active.fill_(max(1, min(-(-value // self.team.world), self.budget.max_rays)))
 
     def prepare(self) -> None:
         """Compile every kernel and record all graphs, leaving the training state as it was. The recorded functions
@@ -232,8 +231,7 @@ class DeviceStep:
         """First ray and number of rays of each batch that this rank draws in a step."""
         all_rays = self.budget.max_rays * self.team.world
         share = self.stages.split(0, self.team.rank, self.team.world, all_rays)
-        parts = range(self.model.config.train.accumulate)
-        return [(share.first + part * all_rays, share.count) for part in parts]
+        return [(share.first + part * all_rays, share.count) for part in range(self.model.config.train.accumulate)]
 
     def _average(self) -> None:
         self.optimizer.update_averages(self.optimizer.step_count)

@@ -47,9 +47,8 @@ try:
     from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 except ImportError as error:
-    raise BackendError(
-        f"training under Lightning needs the package lightning ({error}); pip install 'nerfturbo[lightning]'"
-    ) from error
+    hint = "pip install 'nerfturbo[lightning]'"
+    raise BackendError(f"training under Lightning needs the package lightning ({error}); {hint}") from error
 
 MAKE_NEW = "make a new NerfModule and fit it with ckpt_path"
 # What a flag asks of the config; the first is Lightning's default and asks for nothing.
@@ -512,8 +511,7 @@ class ImageLog(pl.Callback):
         if hasattr(board, "add_image"):
             board.add_image("test_view", image, trainer.global_step, dataformats="HWC")  # type: ignore[union-attr]
             return
-        folder = Path(trainer.log_dir or trainer.default_root_dir)
-        save_image(folder / f"view_{trainer.global_step:08d}.png", image)
+        save_image(Path(trainer.log_dir or trainer.default_root_dir) / f"view_{trainer.global_step:08d}.png", image)
 
 
 class _KeepSignals(pl.Callback):

@@ -33,9 +33,8 @@ def resolve_precision(name: str, device: torch.device | str) -> Literal["fp32", 
     if name != "auto":
         return name  # type: ignore[return-value]
     where = torch.device(device)
-    if where.type == "cuda" and torch.cuda.get_device_capability(where) >= HALF_CAPABILITY:
-        return "fp16"
-    return "fp32"
+    fast = where.type == "cuda" and torch.cuda.get_device_capability(where) >= HALF_CAPABILITY
+    return "fp16" if fast else "fp32"
 
 
 def half_dtype(config: Config, device: torch.device) -> torch.dtype | None:

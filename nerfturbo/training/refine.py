@@ -72,8 +72,7 @@ def mark_rays(model: NerfModel, cameras: Cameras, marks: Tensor, *, step: int, f
     samples = _march(model, rays)
     positions = sample_positions(rays.origins, rays.directions, samples)
     density = field.density(positions)
-    weights = composite(density, density.new_zeros(density.shape[0], 1), samples).weights
-    field.mark(marks, positions, weights)
+    field.mark(marks, positions, composite(density, density.new_zeros(density.shape[0], 1), samples).weights)
 
 
 def match_shapes(model: torch.nn.Module, tensors: Mapping[str, Tensor], prefix: str = "model.") -> bool:

@@ -158,8 +158,7 @@ class RayBatches:
         """Choose the next number of rays from what the last ones needed."""
         budget, world = ray_budget(self.model), self.team.world
         fill, march = world * budget.samples / max(n_samples, 1), world * budget.marched / max(n_marched, 1)
-        wanted = int(self.n_rays * min(fill, march, 2.0))
-        self.n_rays = max(64, min(wanted, budget.max_rays * world))
+        self.n_rays = max(64, min(int(self.n_rays * min(fill, march, 2.0)), budget.max_rays * world))
 
 
 class TrainingStep(RayBatches):

@@ -344,16 +344,11 @@ class Trainer:
         if refine.is_due(self.model, self.progress, self.step):
             self.stepper.forget()
             self.restructure(refine.refine_field(self.model, self.scene.cameras, step=self.step, team=self.team))
-        if self.pixels is not (due := self._due_pixels):
+        early = self._coarse_pixels if self.progress < self.config.train.coarse_fraction else None
+        if self.pixels is not (due := early or self._full_pixels):
             with self.clock_stopped():
                 self.pixels = due
                 self.stepper.set_pixels(due)
-
-    @property
-    def _due_pixels(self) -> PixelSampler:
-        """Of the next step: the downscaled images for the share of the run that the config says."""
-        early = self.progress < self.config.train.coarse_fraction
-        return self._coarse_pixels if early and self._coarse_pixels is not None else self._full_pixels
 
     def restructure(self, carry: Carry | None = None) -> None:
         """Follow parameters that have changed their shapes: the optimizer gathers them, the step is recorded anew."""
