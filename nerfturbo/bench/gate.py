@@ -93,8 +93,7 @@ def basic_cases(draw: Draw) -> Iterator[OpCase]:
     shell = ((x**2 + y**2 + z**2).sqrt() - 0.6).abs() < 0.05
     cells = (shell | (draw.uniform(*shell.shape) < 0.002)).flatten()
     rays = draw.rays_at_the_box(n) | {"bits": pack_bits(cells), "jitter": draw.uniform(n)}
-    size = f"{n:,} rays, {resolution}^3 cells, {cells.float().mean().item():.1%} occupied"
-    yield OpCase("march", size, rays)
+    yield OpCase("march", f"{n:,} rays, {resolution}^3 cells, {cells.float().mean().item():.1%} occupied", rays)
 
     samples, n_samples, n_rays = draw.samples(8192, 131072)
     field = samples | {"density": 60.0 * draw.uniform(n_samples) ** 4, "rgb": draw.uniform(n_samples, 3)}

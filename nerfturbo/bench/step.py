@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -128,8 +128,7 @@ def _first_step(config: Config, scene: Scene, device: torch.device, backend: Bac
         model = NerfModel(config, SceneBounds.of(scene)).to(device)
         sampler = PixelSampler(scene, device, config.train.seed)
         n_rays = first_rays(model)
-        background = draw_background(config, 0, n_rays, device)
-        result = compute_loss(model, sampler.draw(0, n_rays), background, step=0)
+        result = compute_loss(model, sampler.draw(0, n_rays), draw_background(config, 0, n_rays, device), step=0)
         result.loss.backward()
     found = {"loss": result.loss.detach()}
     return found | {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -147,9 +146,7 @@ def compare_steps(found: dict[str, Tensor], truth: dict[str, Tensor]) -> str:
     return "passed"
 
 
-def step_record(
-    timings: Sequence[StepTiming], config: Config, scene: Scene, *, device: str, budget: StepBudget
-) -> Record:
+def step_record(timings: list[StepTiming], config: Config, scene: Scene, *, device: str, budget: StepBudget) -> Record:
     """The timings as a benchmark file."""
     protocol = PROTOCOL.format(warm=budget.warm_steps, blocks=budget.blocks, steps=budget.steps)
     width, height = scene.cameras.size[0].tolist()

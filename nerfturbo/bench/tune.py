@@ -227,9 +227,7 @@ def suggested_rate(points: list[RatePoint], fallback: float) -> float:
     >>> suggested_rate([RatePoint(0.001, 1.0), RatePoint(0.01, 0.5), RatePoint(0.1, 0.9)], 1.0)
     0.0025
     """
-    if len(points) < 2:
-        return fallback
-    return min(points, key=lambda point: point.loss).learning_rate / SAFETY
+    return fallback if len(points) < 2 else min(points, key=lambda point: point.loss).learning_rate / SAFETY
 
 
 def try_rate(config: Config, scene: Scene, rate: float, *, device: torch.device, steps: int) -> Candidate:
@@ -258,9 +256,8 @@ def tune(config: Config, scene: Scene, *, device: torch.device, budget: int, mos
     points = range_test(config, scene, device=device, steps=steps)
     suggestion = suggested_rate(points, config.optim.lr)
     say(f"range test over {len(points)} steps suggests a learning rate of {suggestion:.3g}")
-    rates = sorted({*(suggestion * factor for factor in CANDIDATES), config.optim.lr})
     candidates: list[Candidate] = []
-    for rate in rates:
+    for rate in sorted({*(suggestion * factor for factor in CANDIDATES), config.optim.lr}):
         candidates.append(try_rate(config, scene, rate, device=device, steps=steps))
         say(f"learning rate {rate:.3g}: error {candidates[-1].mse:.3g} after {steps} steps")
     chosen = min(candidates, key=lambda candidate: candidate.mse)

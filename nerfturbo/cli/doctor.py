@@ -236,10 +236,8 @@ def _caches(environ: Mapping[str, str]) -> tuple[Cache, ...]:
     fallback, problem = home / ".cache" / "numba", writing_problem(numba)
     if problem is not None and "NUMBA_CACHE_DIR" not in environ and writing_problem(fallback) is None:
         numba, problem = fallback, None
-    return (
-        Cache("numba", str(numba), "NUMBA_CACHE_DIR", problem),
-        Cache("triton", str(triton), "TRITON_CACHE_DIR", writing_problem(triton)),
-    )
+    of_numba = Cache("numba", str(numba), "NUMBA_CACHE_DIR", problem)
+    return of_numba, Cache("triton", str(triton), "TRITON_CACHE_DIR", writing_problem(triton))
 
 
 def writing_problem(folder: Path) -> str | None:

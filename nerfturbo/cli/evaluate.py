@@ -81,15 +81,13 @@ def _score(args: EvalArgs, opened: OpenRun, display: Display) -> None:
         _print_views(run, metrics, args.table)
 
 
-def _right_halves(
-    opened: OpenRun, scene: Scene, metrics: dict[str, Any], steps: int, display: Display
-) -> dict[str, Any]:
+def _right_halves(run: OpenRun, scene: Scene, metrics: dict[str, Any], steps: int, display: Display) -> dict[str, Any]:
     """The scores of the right halves, beside those of whole views."""
     from ..evaluation.align import right_halves
 
     display.phase("fitting the looks of the test views to their left halves")
     views = [view["index"] for view in metrics["per_view"]]
-    found = right_halves(opened.model, scene, steps=steps, views=views, report=display.update)
+    found = right_halves(run.model, scene, steps=steps, views=views, report=display.update)
     per_view = [{"index": view.index, "psnr": view.psnr, "ssim": view.ssim} for view in found.views]
     return {"steps": steps, "psnr": found.psnr, "ssim": found.ssim, "per_view": per_view}
 

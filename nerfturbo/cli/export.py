@@ -342,10 +342,8 @@ def _bake(args: WebArgs, opened: OpenRun, display: Display) -> Made:
     if found is not None:
         cost = f"{found.steps_per_pixel:.1f} steps and {found.fetches_per_pixel:.1f} texture fetches"
         lines += [_said_score(found), f"  a pixel of them takes {cost}"]
-    return document, [
-        *lines,
-        "  serve the folder, say by python -m http.server" if args.split else "  open it in a browser",
-    ]
+    last = "  serve the folder, say by python -m http.server" if args.split else "  open it in a browser"
+    return document, [*lines, last]
 
 
 def _test_views(views: int | None, opened: OpenRun, test: Scene, display: Display) -> tuple[Scene, int, int]:

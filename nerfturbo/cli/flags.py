@@ -79,9 +79,8 @@ def _in_one_line(box: str, prog: str) -> NerfturboError:
     got = re.search(r"(?:from \[|arguments: \[|base 10: |to float: )(.+?)(?:\]|(?<=') )", text)
     if got and (found := re.search(r"Error parsing (\S+):.* helptext: \S+ (.+?) [A-Z][a-z]", text)):
         kinds = {"class 'int'": "a whole number", "int()": "a whole number", "float": "a number"}
-        return InputError(
-            found[1], next((kinds[k] for k in kinds if k in text and "," not in got[1]), found[2]), got[1], hint
-        )
+        kind = next((kinds[k] for k in kinds if k in text and "," not in got[1]), found[2])
+        return InputError(found[1], kind, got[1], hint)
     return NerfturboError(text.partition(" For full")[0] + f"; {hint}")
 
 

@@ -144,8 +144,7 @@ def _plot(path: Path, splits: dict[str, Scene | None], description: dict[str, An
     cloud = load_points(poses_folder(folder) if description["format"] == UNPOSED else folder)
     points = None
     if cloud is not None and len(cloud.positions) and first.to_original is not None:
-        positions = transform_points(cloud.positions, torch.linalg.inv(first.to_original))
-        points = replace(cloud, positions=positions)
+        points = replace(cloud, positions=transform_points(cloud.positions, torch.linalg.inv(first.to_original)))
     plot_scene(path, scenes, points, f"{first.name}: {description['format']}")
 
 
@@ -296,8 +295,7 @@ def write(argv: Sequence[str]) -> int:
         check_within(flag, value, 1, 65536)
     views: dict[Split, int] = {"train": args.train_views, "test": args.test_views}
     given = {"resolution": args.resolution, "all_around": args.all_around}
-    scenes = [builtin_scene(name, split, n_views=n, **given) for split, n in views.items()]
-    print(write_blender(scenes, args.folder))
+    print(write_blender([builtin_scene(name, split, n_views=n, **given) for split, n in views.items()], args.folder))
     return 0
 
 

@@ -226,9 +226,8 @@ def _slerp(keys: Tensor, index: Tensor, share: Tensor) -> Tensor:
     dots = (first * second).sum(-1, keepdim=True)
     second = torch.where(dots < 0.0, -second, second)
     angle = torch.acos(dots.abs().clamp(max=1.0))
-    near = angle.sin() < 1e-6
     mixed = ((1.0 - share) * angle).sin() * first + (share * angle).sin() * second
-    mixed = torch.where(near, torch.lerp(first, second, share), mixed)
+    mixed = torch.where(angle.sin() < 1e-6, torch.lerp(first, second, share), mixed)
     return mixed / mixed.norm(dim=-1, keepdim=True)
 
 

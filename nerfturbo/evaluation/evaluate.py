@@ -224,8 +224,7 @@ class Preview:
         self._stride = self._stride_for(len(rows) * len(columns) * AIM_SECONDS / (time.perf_counter() - start))
         both = torch.cat([truth, render], dim=1)
         times = max(1, min(stride, PREVIEW_WIDTH // both.shape[1]))  # as large as the photo, or as a screen
-        large = both.repeat_interleave(times, 0).repeat_interleave(times, 1)
-        save_image(path, large)
+        save_image(path, both.repeat_interleave(times, 0).repeat_interleave(times, 1))
         counts = self._scene.used_pixels(self._index)
         counts = None if counts is None else counts.cpu()[rows[:, None], columns]
         return psnr(render, truth, None if counts is None or not bool(counts.any()) else counts)

@@ -28,8 +28,7 @@ def unwrap(vertices: Tensor, faces: Tensor, size: int) -> Tensor:
     depth = torch.where(side[:, None] < 3, corners.max() - height, height - corners.min()) + 1.0
     own = torch.arange(3 * faces.shape[0]).view(-1, 3)
     for left in reversed(range(LAYERS + 1)):
-        charts = _components(neighbours, torch.stack([side, layer], dim=-1))
-        places = _pack(flat, charts, size)
+        places = _pack(flat, _components(neighbours, torch.stack([side, layer], dim=-1)), size)
         points, behind = places.view(-1, 2).float(), depth.reshape(-1).float()
         shown, hidden = rasterize(points, behind, own, (size, size)).face, torch.zeros_like(layer, dtype=torch.bool)
         for face, texel, weights in covered(points, behind, own, (size, size)):

@@ -62,9 +62,8 @@ def _frames(scene: Scene, folder: Path) -> list[dict[str, Any]]:
         pairs = [(Path(file), size) for file, size in zip(scene.files, cameras.size.tolist(), strict=True)]
         sizes = [sorted(image_size(file), reverse=w > h) if file.is_file() else [w, h] for file, (w, h) in pairs]
         cameras = cameras.resized(torch.tensor(sizes))
-    poses = transform_poses(cameras.camera_to_world.double(), scene.to_original)
     result = []
-    for index, pose in enumerate(poses):
+    for index, pose in enumerate(transform_poses(cameras.camera_to_world.double(), scene.to_original)):
         name = f"./{scene.split}/r_{index}.png"  # as `nerfturbo scene write` names them
         if scene.files:
             name = Path(os.path.relpath(Path(scene.files[index]).resolve(), folder)).as_posix()

@@ -52,17 +52,11 @@ def _no_points(box: Aabb, opacity: float, opaque: Tensor, n_inside: int) -> Inpu
 
 @torch.no_grad()
 def surface_pixels(
-    model: NerfModel,
-    cameras: Cameras,
-    box: Aabb | None,
-    n_pixels: float,
-    *,
-    rim: float = RIM,
-    progress: Progress = quiet,
+    model: NerfModel, cameras: Cameras, box: Aabb | None, wanted: float, *, rim: float = RIM, progress: Progress = quiet
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """About `n_pixels` pixels of the cameras, moved to their depth, those inside the box and solid, `rim` thick a step:
+    """About `wanted` pixels of the cameras, moved to their depth, those inside the box and solid, `rim` thick a step:
     positions (m, 3), colours (m, 3), and the radii (m,) of the cameras' own pixels there."""
-    scale = min(1.0, math.sqrt(n_pixels / float(cameras.size.prod(-1).sum())))
+    scale = min(1.0, math.sqrt(wanted / float(cameras.size.prod(-1).sum())))
     small = cameras if scale == 1.0 else cameras.scaled(max(scale, 16.0 / int(cameras.size.max())))
     low, high = (torch.full((3,), sign * math.inf) for sign in (-1, 1)) if box is None else box.tensor(model.device)
     found, corners, opacity, n_inside = [], [torch.zeros(0, 3, device=model.device)], 0.0, 0
@@ -100,8 +94,7 @@ def extract_points(
     if found.shape[0] > n_points:
         order = torch.randperm(found.shape[0], generator=torch.Generator().manual_seed(0))[:n_points]
         found, rgb = found[order.to(found.device)], rgb[order.to(found.device)]
-    normals = surface_normals(model.field, model.grid, found)
-    return PointCloud(found.cpu(), normals.cpu(), rgb.clamp(0.0, 1.0).cpu())
+    return PointCloud(found.cpu(), surface_normals(model.field, model.grid, found).cpu(), rgb.clamp(0.0, 1.0).cpu())
 
 
 def write_points(path: Path, cloud: PointCloud, to_original: Tensor | None = None) -> None:

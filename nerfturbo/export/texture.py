@@ -149,8 +149,7 @@ def score_texture(
         shares.append(float(shown.mean()))
         return image, None if scene.has_alpha else shown == 1.0
 
-    found = compare(model, scene, draw, views=views, time=0.0, progress=progress)
-    return found, sum(shares) / len(shares)
+    return compare(model, scene, draw, views=views, time=0.0, progress=progress), sum(shares) / len(shares)
 
 
 def write_textured(path: Path, mesh: TexturedMesh, to_original: Tensor | None = None, *, up: Up | None = None) -> None:

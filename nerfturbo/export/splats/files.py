@@ -58,8 +58,7 @@ def placed(splats: Tensor, similarity: Tensor | None) -> Tensor:
     rotation = (similarity[:3, :3] / scale).double()
     splats[:, POINT] = transform_points(splats[:, POINT], similarity)
     splats[:, SCALES] += float(scale.log())
-    turns = rotations(F.normalize(splats[:, TURN].double(), dim=-1))
-    splats[:, TURN] = quaternions(rotation @ turns).float()
+    splats[:, TURN] = quaternions(rotation @ rotations(F.normalize(splats[:, TURN].double(), dim=-1))).float()
     some = F.normalize(torch.randn(64, 3, generator=torch.Generator().manual_seed(0)).double(), dim=-1)
     before, after = (spherical_harmonics(ways, 4)[:, 1:] for ways in (some, some @ rotation.T))
     mixed = torch.linalg.lstsq(after, before).solution.float()  # (15, 15): what turned harmonics are of the others

@@ -96,11 +96,10 @@ def fit_colors(
         basis.append(spherical_harmonics(-towards, 4))
         colors.append(colors_from_outside(model, points, towards, reach).to(points.device) - 0.5)
         progress((side + 1) / SIDES)
-    band, parts = torch.arange(16, device=points.device).sqrt().floor(), []
+    band = torch.arange(16, device=points.device).sqrt().floor()
     ridge = RIDGE * band * (band + 1.0) + 1e-4
-    for a, y in zip(torch.stack(basis, 1).split(CHUNK), torch.stack(colors, 1).split(CHUNK), strict=True):
-        parts.append(torch.linalg.solve(a.mT @ a + ridge.diag(), a.mT @ y).mT)
-    return torch.cat(parts)
+    parts = zip(torch.stack(basis, 1).split(CHUNK), torch.stack(colors, 1).split(CHUNK), strict=True)
+    return torch.cat([torch.linalg.solve(a.mT @ a + ridge.diag(), a.mT @ y).mT for a, y in parts])
 
 
 Window = tuple[int, int, int, int]  # left, top, width and height in pixels

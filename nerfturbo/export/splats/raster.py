@@ -71,8 +71,7 @@ def project(splats: Tensor, camera: Cameras) -> tuple[Tensor, Tensor]:
     xx, xy, yy = ((one * other).sum(-1) for one, other in ((across, across), (across, down), (down, down)))
     inverse = torch.stack([yy + LOW_PASS, -xy, xx + LOW_PASS], dim=-1)
     inverse = inverse / ((xx + LOW_PASS) * (yy + LOW_PASS) - xy * xy)[:, None]
-    directions = torch.nn.functional.normalize(points - eye, dim=-1)
-    basis = spherical_harmonics(directions, 4)[:, None]
+    basis = spherical_harmonics(torch.nn.functional.normalize(points - eye, dim=-1), 4)[:, None]
     colors = (rest.view(-1, 3, 15) * basis[..., 1:]).sum(-1) + base * basis[..., 0] + 0.5
     values = [plane * focal + center, inverse, opacity.sigmoid() * ahead, colors.clamp_min(0.0)]
     return torch.cat(values, dim=-1), local[:, 2]
@@ -99,8 +98,7 @@ def tile_lists(values: Tensor, depths: Tensor, size: tuple[int, int], tile: int)
     columns, rows = (-(-side // tile) for side in size)
     tiles = (first[row, 1] + place // across) * columns + first[row, 0] + place % across
     tiles, by_tile = tiles.sort(stable=True)
-    ends = torch.searchsorted(tiles, torch.arange(rows * columns + 1, device=values.device))
-    return drawn[row[by_tile]], ends, boxes
+    return drawn[row[by_tile]], torch.searchsorted(tiles, torch.arange(rows * columns + 1, device=values.device)), boxes
 
 
 def composite(values: Tensor, depths: Tensor, size: tuple[int, int]) -> Tensor:

@@ -114,8 +114,7 @@ def _joined(level: Tensor, place: Tensor, counts: tuple[int, int, int]) -> Tenso
 def _split(keys: Tensor, counts: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
     """The levels and places of keys."""
     nx, ny, nz = counts
-    place = torch.stack([keys % nx, keys // nx % ny, keys // (nx * ny) % nz], dim=-1)
-    return keys // (nx * ny * nz), place
+    return keys // (nx * ny * nz), torch.stack([keys % nx, keys // nx % ny, keys // (nx * ny) % nz], dim=-1)
 
 
 @dataclass(frozen=True)

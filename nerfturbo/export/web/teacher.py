@@ -67,8 +67,7 @@ def pixel_rays(cameras: Cameras, views: Tensor, pixels: Tensor, time: float | No
     """Rays through pixel centres. No picture's own appearance or time: a page shows the scene, not one photo."""
     width = cameras.size[views, 0]
     rays = cameras.rays(views, pixels % width + PIXEL_CENTER, pixels // width + PIXEL_CENTER)
-    times = None if time is None else torch.full_like(rays.origins[:, 0], time)
-    return Rays(rays.origins, rays.directions, times)
+    return Rays(rays.origins, rays.directions, None if time is None else torch.full_like(rays.origins[:, 0], time))
 
 
 @torch.no_grad()
@@ -132,8 +131,7 @@ def _merged(parts: list[VisibleCells]) -> VisibleCells:
     """Each cell once, in order, with all of its light."""
     keys, light, even = (torch.cat(column) for column in zip(*parts, strict=True))
     keys, where = torch.unique(keys, return_inverse=True)
-    sums = (part.new_zeros(keys.shape[0]).index_add_(0, where, part) for part in (light, even))
-    return VisibleCells(keys, *sums)
+    return VisibleCells(keys, *(part.new_zeros(keys.shape[0]).index_add_(0, where, part) for part in (light, even)))
 
 
 def on_coarser(cells: VisibleCells, lattice: Lattice, coarser: Lattice) -> VisibleCells:

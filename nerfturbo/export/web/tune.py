@@ -100,8 +100,7 @@ def tune(
     learner = _Learner(blocks, values, network, pool)
     step, losses = 0, []
     for step, share in enumerate(paced(settings.seconds, settings.steps, progress), 1):
-        fade = min(1.0, step / 10) * math.pow(settings.final_lr_fraction, share)
-        loss = learner.step(settings, generator, fade)
+        loss = learner.step(settings, generator, min(1.0, step / 10) * math.pow(settings.final_lr_fraction, share))
         if step % REPORT_EVERY == 1:
             losses.append(loss.item())
     values.clamp_(0.0, 1.0)
@@ -150,8 +149,7 @@ class _Learner:
         positions = samples.positions(rays)
         ids, weights = gather(self.blocks, positions)
         size = self.blocks.lattice.cell_size(positions)
-        codes = self.values[:, DENSITY : DENSITY + 1].contiguous()
-        code = Trilinear.apply(codes, ids, weights, self.sink)[:, 0]
+        code = Trilinear.apply(self.values[:, DENSITY : DENSITY + 1].contiguous(), ids, weights, self.sink)[:, 0]
         seen = visibility(decode_density(code, size), samples, early_stop_eps=LAST_LIGHT, alpha_thre=1e-4)
         samples, ids, weights = compact(samples, seen), ids[seen], weights[seen]
         found = Trilinear.apply(self.values.detach().requires_grad_(True), ids, weights, self.sink)
