@@ -175,8 +175,7 @@ class Cameras:
             local = (poses[:, :, :3] * points[:, None, :]).sum(-1) + poses[:, :, 3]
         depths = -local[:, 2]
         axes = torch.stack([local[:, 0], -local[:, 1], depths], dim=-1)  # OpenCV's: y down, z forward
-        coefficients = None if self.distortion is None else self.distortion[camera_indices]
-        plane = self._lens.project(axes, coefficients)
+        plane = self._lens.project(axes, None if self.distortion is None else self.distortion[camera_indices])
         return plane * self.focal[camera_indices] + self.center[camera_indices], depths
 
     def borders(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -142,8 +142,7 @@ def load_masks(masks: Sequence[MaskFile | None], sizes: Tensor) -> PixelMask | N
     """Masks of images of `sizes` (n, 2), packed; None where no image has one."""
     if not any(masks):
         return None
-    every = zip(masks, sizes.tolist(), strict=True)
-    words = pack_flags(_flags(mask, width, height) for mask, (width, height) in every)
+    words = pack_flags(_flags(mask, width, height) for mask, (width, height) in zip(masks, sizes.tolist(), strict=True))
     try:
         return PixelMask.of_words(words)
     except InputError as error:

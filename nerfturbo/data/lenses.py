@@ -381,8 +381,7 @@ def pixel_parts(cameras: Cameras) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     total, part = int(offsets[-1]), _PARTS.get(cameras.device.type, _PARTS["cuda"])
     for first in range(0, total, part):
-        pixel = torch.arange(first, min(first + part, total), device=cameras.device)
-        yield pixel_centers(offsets, widths, pixel)
+        yield pixel_centers(offsets, widths, torch.arange(first, min(first + part, total), device=cameras.device))
 
 
 def pixel_centers(offsets: Tensor, widths: Tensor, pixel: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -240,8 +240,7 @@ def given_place(
     up, whose = "z", "the format's axes"
     if options.up not in ("auto", "mean"):
         up, whose, turn = options.up, "as asked", torch.eye(4, dtype=torch.float64)
-        axis = to_original[:3, :3].T @ _axis(up) / similarity_scale(to_original)
-        turn[:3, :3] = turn_between(axis, _axis("z"))
+        turn[:3, :3] = turn_between(to_original[:3, :3].T @ _axis(up) / similarity_scale(to_original), _axis("z"))
         to_original = to_original @ turn.T
     placed = transform_poses(poses, torch.linalg.inv(to_original)).float()
     far = farthest_distance(placed[:, :, 3], Aabb.cube(half).scaled(2.0 ** (levels - 1)))

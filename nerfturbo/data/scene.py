@@ -124,9 +124,8 @@ class Scene:
         chosen = torch.tensor(indices, dtype=torch.int64, device=self.cameras.device)
         files, depths = (tuple(one[i] for i in indices) if one else () for one in (self.files, self.depths))
         keypoints = None if self.keypoints is None else self.keypoints.of_views(indices)
-        images = self.images.select(indices)
         kept = {"files": files, "depths": depths, "keypoints": keypoints}
-        return replace(self, cameras=self.cameras[chosen], images=images, **kept)
+        return replace(self, cameras=self.cameras[chosen], images=self.images.select(indices), **kept)
 
 
 def hold_out(scene: Scene, every: int) -> tuple[Scene, Scene]:

@@ -128,8 +128,7 @@ class _Work:
             yield
 
     def is_done(self, stage: str, key: str) -> bool:
-        results = {"pictures": self.images, "poses": self.sparse / "0"}
-        result = results.get(stage, self.folder / f"{stage}.db")
+        result = {"pictures": self.images, "poses": self.sparse / "0"}.get(stage, self.folder / f"{stage}.db")
         return self.state["stages"].get(stage, {}).get("key") == key and result.exists()
 
     def save(self, **values: Any) -> None:

@@ -374,8 +374,7 @@ def load_colmap(folder: Path, split: Split = "train", options: LoadOptions = DEF
         notes += (Decision.of("model", str(model.relative_to(folder)), why, "removing its folder"),)
     notes += unposed_note([path for path in paths if path is not None])
     if len(views) < len(images):
-        missing = len(images) - len(views)
-        notes += (f"warning: skipped {counted(missing, 'image')}: files missing in {place}",)
+        notes += (f"warning: skipped {counted(len(images) - len(views), 'image')}: files missing in {place}",)
     return posed_scene(folder, views, split, options, points=points, notes=notes)
 
 
@@ -383,7 +382,7 @@ def image_files(folder: Path, images_file: Path) -> dict[str, ColmapImage]:
     """The registered images by the files of their pictures, as `Scene.files` names them."""
     if not (images := read_images(images_file)):
         return {}
-    _, paths = _find_images(folder, images, images_file, allow_outside=True)  # whoever loaded the scene has decided
+    _, paths = _find_images(folder, images, images_file, outside=True)  # whoever loaded the scene has decided
     return {str(path): image for path, image in zip(paths, images, strict=True) if path is not None}
 
 
@@ -412,13 +411,10 @@ def pose_of(image: ColmapImage, what: str) -> Tensor:
     if not 0.5 < length < 2.0 or not bool((translation.abs() < 1e12).all()):
         got = shown((*image.quaternion, *image.translation))
         raise InputError(what, "a unit quaternion and a finite translation", got)
-    pose = torch.cat([rotations(quaternion / length), translation[:, None]], dim=1)
-    return opencv_to_opengl(world_to_camera(pose))
+    return opencv_to_opengl(world_to_camera(torch.cat([rotations(quaternion / length), translation[:, None]], dim=1)))
 
 
-def _find_images(
-    folder: Path, images: list[ColmapImage], file: Path, allow_outside: bool
-) -> tuple[Path, list[Path | None]]:
+def _find_images(folder: Path, images: list[ColmapImage], file: Path, outside: bool) -> tuple[Path, list[Path | None]]:
     """Where the images are, and the file of each: all of them, or more than anywhere else. Undistorted ones are those
     of the model beside them alone, and 3D Gaussian Splatting's input/ those of its distorted/."""
     best: Path = folder
@@ -428,14 +424,14 @@ def _find_images(
     others = (place for name, place in own.items() if not _is_model(folder / name))
     names = [(image.name, f"{file}: image {image.number}") for image in images]
     for place in (folder / name for name in (first, *_IMAGE_FOLDERS, *others) if (folder / name).is_dir()):
-        paths = [find_image(place, *name, allow_outside=allow_outside, places=None) for name in names]
+        paths = [find_image(place, *name, allow_outside=outside, places=None) for name in names]
         if paths.count(None) < most.count(None):
             best, most = place, paths
         if None not in paths:
             break
     if not any(most):
-        if leads_out(images[0].name) and not allow_outside:
-            raise missing(images[0].name, f"{file}: image {images[0].number}", allow_outside)
+        if leads_out(images[0].name) and not outside:
+            raise missing(images[0].name, f"{file}: image {images[0].number}", outside)
         got = f"no such file {shown(images[0].name)}"
         raise InputError(str(file), f"the images it names in {folder / 'images'}", got)
     return best, most

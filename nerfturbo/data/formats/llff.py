@@ -48,8 +48,7 @@ def load_llff(folder: Path, split: Split = "train", options: LoadOptions = DEFAU
     across = places * (lens[:, [1, 0]] / lens[:, 2:])[:, None]  # (n, 5, 2)
     local = torch.cat([across, -torch.ones_like(across[..., :1])], -1)
     ends = [local * rows[:, end, None, None] @ poses[:, :, :3].mT + poses[:, None, :, 3] for end in (15, 16)]
-    notes = (f"pictures in {pictures.name}", ONE_FOCAL)
-    capture = Capture({"frames": frames}, notes, torch.cat(ends).reshape(-1, 3))
+    capture = Capture({"frames": frames}, (f"pictures in {pictures.name}", ONE_FOCAL), torch.cat(ends).reshape(-1, 3))
     return load_capture(folder, file, capture, split, replace(options, downscale=shrink))
 
 

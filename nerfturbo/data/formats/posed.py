@@ -76,8 +76,7 @@ class Lens:
         if self.model == "eucm" and not (0.0 <= self.distortion[0] <= 1.0 and self.distortion[1] > 0.0):
             got = f"{self.distortion[0]:.6g}, {self.distortion[1]:.6g}"
             raise InputError(what, "alpha from 0 to 1 and beta > 0", got)
-        is_plain = self.model in _PLAIN_AT_ZERO and not any(self.distortion)
-        return replace(self, model="pinhole") if is_plain else self
+        return replace(self, model="pinhole") if self.model in _PLAIN_AT_ZERO and not any(self.distortion) else self
 
 
 @dataclass(frozen=True)

@@ -253,9 +253,8 @@ class _File:
         notes = (f"{counted(len(listed), 'frame')} in {self.file.name}",)
         keys = {path: _key(name) for path, name in found.items()}
         if moved := [path for path, key in keys.items() if "/" in key and path.parent != (self.folder / key).parent]:
-            first = (
-                f"{shown(found[moved[0]])} is {moved[0].name} in {moved[0].parent.name} (--allow-outside: as written)"
-            )
+            one = moved[0]
+            first = f"{shown(found[one])} is {one.name} in {one.parent.name} (--allow-outside: as written)"
             notes += (f"{counted(len(moved), 'image')} found by the end of the path: {first}",)
         if len(frames) < len(listed):
             lost_note = f"skipped {counted(len(listed) - len(frames), 'frame')}: image files missing"
