@@ -101,6 +101,7 @@ class Prefetcher:
 
 
 PixelPlace = Literal["auto", "device", "host"]
+Device = torch.device | str
 DEVICE_SHARE = 0.5  # of a device's free memory: the largest pool that `auto` moves there
 
 
@@ -129,13 +130,7 @@ class PixelSampler:
     other lenses by a table where one fits (`lenses.py`), else by Newton's method."""
 
     def __init__(
-        self,
-        scene: Scene,
-        device: torch.device | str = "cpu",
-        seed: int = 0,
-        *,
-        pixels: PixelPlace = "auto",
-        radii: bool = False,
+        self, scene: Scene, device: Device = "cpu", seed: int = 0, *, pixels: PixelPlace = "auto", radii: bool = False
     ) -> None:
         self.device, self.seed = torch.device(device), seed
         self.on_host, self.note = place_pixels(scene, self.device, pixels)
@@ -225,10 +220,8 @@ class PixelSampler:
             return PixelBatch(rays, ops.read_pixels(self.scene.images.pixels, read))
         if isinstance(step, Tensor) and self._feeds:
             colours = self._fed(first, n_rays)
-        elif first:
-            colours = self._host.fetch(int(step), n_rays, first)
         else:
-            colours = self._prefetcher.get(int(step), n_rays)
+            colours = self._host.fetch(int(step), n_rays, first) if first else self._prefetcher.get(int(step), n_rays)
         return PixelBatch(rays, colours.to(self.device, non_blocking=True).float() / 255.0)
 
 
@@ -249,7 +242,7 @@ def place_pixels(scene: Scene, device: torch.device, wanted: PixelPlace = "auto"
     return True, f"{size:.2f} GiB of pixels stay in {where}: {why}"
 
 
-def drawable_mask(scene: Scene, device: torch.device | str = "cpu") -> ops.PixelMask | None:
+def drawable_mask(scene: Scene, device: Device = "cpu") -> ops.PixelMask | None:
     """The pixels that count and that a ray leads to, which the device finds out; None where that is all of them."""
     mask, cameras = scene.images.mask, scene.cameras
     if all_valid(cameras):

@@ -177,7 +177,7 @@ def render_and_compare(
     learns = offers(model.sampler, "loss") and not getattr(model.sampler, "rests", False)  # from its samples' weights
     stages = [stage for stage in getattr(samples, "stages", ()) if stage.color is not None]  # of a coarse field
     if seen.logits is not None and not learns and not stages:
-        return _fused(model, batch, samples, background, seen.logits, loss_scale)
+        return _fused(model, batch.rgba, samples, background, seen.logits, loss_scale)
     density, rgb = seen.density_and_color()
     out = composite(density, rgb, samples)
     target = target_over(batch, background)
@@ -208,19 +208,14 @@ def _ray_rule(model: NerfModel, samples: PackedSamples) -> tuple[RayLossRule | N
 
 
 def _fused(
-    model: NerfModel,
-    batch: PixelBatch,
-    samples: PackedSamples,
-    background: Tensor,
-    logits: Tensor,
-    loss_scale: Tensor | None,
+    model: NerfModel, target: Tensor, samples: PackedSamples, background: Tensor, logits: Tensor, scale: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The same from logits: activations, compositing and loss are one op."""
     (rule, places), kind = _ray_rule(model, samples), model.config.loss.kind
-    out = composite_loss(logits, samples, background, batch.rgba, rule=LossRule(kind), gradient_scale=loss_scale)
+    out = composite_loss(logits, samples, background, target, rule=LossRule(kind), gradient_scale=scale)
     loss = out.loss
     if rule is not None:
-        loss = loss + ray_losses(logits, samples, rule, places=places, gradient_scale=loss_scale)
+        loss = loss + ray_losses(logits, samples, rule, places=places, gradient_scale=scale)
     return loss, out.mse
 
 
