@@ -13,11 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from .compile_kernels import CAPABILITIES, kernel_files
+from .compile_kernels import CAPABILITIES, SHARED, kernel_files
 
 SCRIPT = Path(__file__).with_name("compile_kernels.py")
-# Shared memory one program may use, in bytes.
-SHARED = {75: 64 * 1024, 80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 
 
 @pytest.fixture(scope="module")

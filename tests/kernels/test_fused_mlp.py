@@ -132,7 +132,7 @@ def test_what_does_not_fit_a_fused_kernel_runs_by_layers(
 ) -> None:
     _mlp = pytest.importorskip("nerfturbo.ops.mlp.triton")
     small = [torch.empty(64, 32, device="meta"), torch.empty(16, 64, device="meta")]
-    large = [torch.empty(128, 128, device="meta")] * 4
+    large = [torch.empty(128, 128, device="meta")] * 3
     device = torch.device("cuda")
     for generation, shared, expected in (
         (9, 227, (1, 1, 0)),
@@ -141,7 +141,7 @@ def test_what_does_not_fit_a_fused_kernel_runs_by_layers(
         (7, 64, (0,) * 3),
     ):
         monkeypatch.setattr(_mlp, "_capability", lambda _, found=(generation, shared * 1024): found)
-        assert tuple(_mlp.fits(w, torch.float16, device) for w in (small, large[:3], large)) == expected
+        assert tuple(_mlp.fits(w, torch.float16, device) for w in (small, large[:2], large)) == expected
     monkeypatch.setattr(_mlp, "fp32_precision", lambda: "ieee")
     assert not _mlp.fits(small, torch.float32, device)
     asked: list[tuple] = []
@@ -149,6 +149,25 @@ def test_what_does_not_fit_a_fused_kernel_runs_by_layers(
     inputs, weights = make((32, 64, 16), 9, kernel_device)
     assert_within(run("triton", inputs, weights), run("reference", inputs, weights), 0.003)
     assert [(len(own), *rest) for own, *rest in asked] == [(2, torch.float32, inputs.device)]
+
+
+def test_the_larger_tile_is_taken_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/kernels/test_compile.py holds that what is said to fit does."""
+    _mlp = pytest.importorskip("nerfturbo.ops.mlp.triton")
+    device = torch.device("cuda")
+    for widths, rows in (
+        ((32, 64, 16), {(9, 227): 64, (8, 163): 64, (8, 99): 64}),
+        ((40, 128, 16), {(9, 227): 128, (8, 163): 128, (8, 99): 64, (12, 99): 64}),
+        ((128, 128, 16), {(9, 227): 128, (8, 163): 64, (8, 99): None}),
+        ((128, 128, 128), {(9, 227): 64, (8, 163): None}),
+        ((128, 16, 128), {(9, 227): 64, (8, 163): 64, (8, 99): None}),  # few weights, but wide tiles
+    ):
+        weights = [torch.empty(b, a, device="meta") for a, b in pairwise(widths)]
+        for (generation, shared), expected in rows.items():
+            monkeypatch.setattr(_mlp, "_capability", lambda _, found=(generation, shared * 1024): found)
+            assert _mlp.fits(weights, torch.float16, device) == (expected is not None), (widths, generation, shared)
+            tile = _mlp._tile(torch.empty(128, widths[0], dtype=torch.float16, device="meta"), weights, True)
+            assert (tile["BLOCK"], tile["num_warps"]) == ((128, 8) if expected == 128 else (64, 4)), (widths, shared)
 
 
 def test_a_gpu_says_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,32 +35,36 @@ def padded(width: int) -> int:
 
 @functools.lru_cache(maxsize=16)
 def _capability(device: torch.device) -> tuple[int, int]:
-    """Generation and bytes of shared memory that a program may use."""
+    """Generation and bytes of shared memory that a program may use; without a GPU, more than any kernel takes."""
+    if device.type != "cuda":
+        return 9, 1 << 30
     found = torch.cuda.get_device_properties(device)
     generation = 9 if torch.version.hip is not None else found.major
     return generation, getattr(found, "shared_memory_per_block_optin", 64 * 1024)
 
 
-def fits(weights: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> bool:
+def fits(weights: Sequence[Tensor], dtype: torch.dtype, device: torch.device, *, beside: int = 0) -> bool:
     """Whether a fused kernel is the right way to run a network with these weights on operands of this type. It is not
     on Turing, where Triton multiplies without tensor cores while cuBLAS has them, nor for fp32 without TF32, nor where
-    weights and tiles exceed the shared memory. Then the library's products run, layer by layer. The factors were read
-    off compiled backward kernels: weights are kept once on Hopper, in two orders before it."""
+    weights and tiles, `beside` columns more, exceed the shared memory. Then the library's products run, by layers."""
     if max(max(w.shape) for w in weights) > MAX_WIDTH:
         return False
-    if device.type != "cuda":
-        return True
-    exact = dtype == torch.float32 and fp32_precision() == "ieee"
-    return not exact and _fits(tuple(w.shape for w in weights), dtype, *_capability(device))
+    exact = device.type == "cuda" and dtype == torch.float32 and fp32_precision() == "ieee"
+    return not exact and _fits(tuple(w.shape for w in weights), dtype, *_capability(device), BLOCK, beside)
+
+
+# Copies in shared memory, elsewhere and on Hopper, of weights and, in each row of a tile, of columns that come in or go
+# out and of hidden ones: no fewer than the kernels of hundreds of networks hold, compiled.
+_HALF_COPIES, _FLOAT_COPIES = ((1.85, 3.05, 1.1), (1.0, 4.0, 1.05)), ((1.25, 4.05, 1.35), (1.45, 3.9, 1.2))
 
 
 @functools.lru_cache(maxsize=64)
-def _fits(shapes: tuple[tuple[int, int], ...], dtype: torch.dtype, generation: int, shared: int) -> bool:
-    if generation < 8:
-        return False
-    size = sum(padded(outputs) * padded(inputs) for outputs, inputs in shapes) * dtype.itemsize
-    factor = 1.7 if generation >= 9 and dtype != torch.float32 else 3.0
-    return factor * size + 24 * 1024 <= shared
+def _fits(shapes, dtype: torch.dtype, generation: int, shared: int, block: int, beside: int = 0) -> bool:
+    of_weights, of_ends, of_hidden = (_HALF_COPIES if dtype.itemsize == 2 else _FLOAT_COPIES)[generation == 9]
+    size = sum(padded(outputs) * padded(inputs) for outputs, inputs in shapes)
+    first, *hidden, last = padded(shapes[0][1]), *(padded(outputs) for outputs, _ in shapes)
+    columns = of_ends * (first + last + beside) + of_hidden * sum(hidden)
+    return generation >= 8 and (of_weights * size + block * columns) * dtype.itemsize <= shared
 
 
 def operand_type(dtype: torch.dtype, device: torch.device) -> tl.dtype:
@@ -360,11 +364,8 @@ def _shape(x: Tensor, weights: list[Tensor]) -> dict[str, Any]:
 @functools.lru_cache(maxsize=64)
 def _widths(widths: tuple[int, ...]) -> dict[str, Any]:
     hidden = len(widths) - 2
-    result: dict[str, Any] = {"HIDDEN": hidden}
-    names = ["D0", "D1", "D2", "D3"]
-    for index, name in enumerate(names):
-        result[name] = widths[index] if index <= hidden else 1
-    result |= {"DL": widths[hidden], "DY": widths[-1]}
+    result = dict(zip(("D0", "D1", "D2", "D3"), (*widths[:-1], 1, 1, 1), strict=False))
+    result |= {"HIDDEN": hidden, "DL": widths[hidden], "DY": widths[-1]}
     return result | {"P" + name[1:]: padded(width) for name, width in result.items() if name.startswith("D")}
 
 
@@ -374,9 +375,12 @@ def _pointers(weights: list[Tensor], names: tuple[str, str, str, str]) -> dict[s
     return {names[0]: first, names[1]: second, names[2]: third, names[3]: last}
 
 
-def _tile(n: int, fixed: bool, shape: dict[str, Any]) -> dict[str, Any]:
-    block, warps = (BLOCK, 4) if max(shape[f"P{k}"] for k in "0123LY") <= 64 else (2 * BLOCK, 8)
-    return {"BLOCK": block, "EVEN": fixed and n % block == 0, "num_warps": warps, "num_stages": STAGES}
+def _tile(x: Tensor, weights: list[Tensor], fixed: bool) -> dict[str, Any]:
+    """Wide networks take twice the rows and warps, where that fits."""
+    shapes = tuple(w.shape for w in weights)
+    wide = max(map(max, shapes)) > 64 and _fits(shapes, x.dtype, *_capability(x.device), 2 * BLOCK)
+    block, warps = (2 * BLOCK, 8) if wide else (BLOCK, 4)
+    return {"BLOCK": block, "EVEN": fixed and x.shape[0] % block == 0, "num_warps": warps, "num_stages": STAGES}
 
 
 def mlp_forward(x, weights, n_used, *, dtype=None, exponential=False) -> Tensor:
@@ -386,7 +390,7 @@ def mlp_forward(x, weights, n_used, *, dtype=None, exponential=False) -> Tensor:
     if n == 0:
         return y
     shape, fixed = _shape(x, weights), is_capacity(n, n_used)
-    tile = _tile(n, fixed, shape)
+    tile = _tile(x, weights, fixed)
     programs = min(cdiv(n, tile["BLOCK"]), FORWARD_PROGRAMS * processors(x.device))
     kernel = _forward_kernel if fixed else _any_forward_kernel
     kernel[(programs,)](
@@ -421,7 +425,7 @@ def mlp_backward(x, weights, dy, n_used, *, needs_x, sums, found_inf=None) -> Te
     if n == 0:
         return dx
     shape, fixed = _shape(x, weights), is_capacity(n, n_used)
-    tile = _tile(n, fixed, shape)
+    tile = _tile(x, weights, fixed)
     programs = min(cdiv(n, tile["BLOCK"]), BACKWARD_PROGRAMS * processors(x.device))
     partial = torch.are_deterministic_algorithms_enabled()
     most = SUMS_IN_REGISTERS[tile["num_warps"]]

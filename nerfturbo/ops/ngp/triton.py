@@ -1,8 +1,8 @@
-"""Instant-NGP's networks fused: one forward kernel, two backward kernels; and density and visibility in one walk.
+"""Instant-NGP's networks fused: one forward kernel, a backward kernel for each; density and visibility in one walk.
 
 Networks, as in `mlp` (docs/ops/mlp.md): encoding, features and their gradients are feature-major, raw is stored (4, n);
-directions are gathered per ray. Encoding and network are two launches: one kernel for both took three times as long on
-an H200, with few gathers in flight.
+directions are gathered per ray. Above 64 wide the colour's backward is launched twice. Encoding and network are two
+launches: one kernel for both took three times as long on an H200, with few gathers in flight.
 
 Visibility: one launch lists the rays that have samples, long ones first. Then persistent programs, each with SLOTS
 slots: a slot holds one ray, takes its next STEPS samples in each round, and takes another ray from the list, by an
@@ -46,7 +46,7 @@ def density_at(field, positions, *, n_used, logits) -> Tensor:
     return mlp.mlp_forward(encoding, own, n_used, dtype=torch.float32, exponential=not logits)[:, 0]
 
 
-BLOCK, WARPS, STAGES = 64, 4, 3
+BLOCK, WARPS, STAGES = mlp.BLOCK, 4, 3
 LARGEST = tl.constexpr(MAX_LOGIT)
 FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 4, 2  # per multiprocessor
 
@@ -305,7 +305,7 @@ def _apart(encoding, directions, ray_indices, weights, sink, n_used) -> Tensor:
 
 def ngp_field(encoding, directions, ray_indices, weights, *, sink=None, n_used=None) -> Tensor:
     check_kernel_float(encoding=encoding, directions=directions, **weights._asdict())
-    if not mlp.fits(weights, encoding.dtype, encoding.device):
+    if not skips_unused(encoding, weights):
         return _apart(encoding, directions, ray_indices, weights, sink, n_used)
     rays = None if ray_indices is None else ray_indices.contiguous()
     return _NgpField.apply(encoding, directions.contiguous(), rays, sink, n_used, *(w.contiguous() for w in weights))
@@ -345,7 +345,11 @@ def _encode_used(positions: Tensor, table: Tensor, layout: HashLayout, n_used: T
 
 
 def skips_unused(table: Tensor, weights: NgpWeights) -> bool:
-    return mlp.fits(weights, table.dtype, table.device)
+    """Whether the fused kernels run: both networks fit, the colour's beside the encoding, its inputs padded apart."""
+    encoding, features, inputs = weights.density_in.shape[1], weights.density_out.shape[0], weights.colour_in.shape[1]
+    apart = mlp.padded(inputs - features) + mlp.padded(features) - mlp.padded(inputs)
+    beside, like = max(32, mlp.padded(encoding)) + 2 * max(0, apart), (table.dtype, table.device)
+    return mlp.fits(weights[:2], *like) and mlp.fits(weights[2:], *like, beside=beside)
 
 
 class _NgpQuery(Node):
@@ -398,7 +402,7 @@ def ngp_query(positions, directions, ray_indices, grid, weights, *, n_used, logi
         x = _encode_used(positions, source.contiguous(), layout, n_used)
         raw, _ = forward(x, directions, rays, own, n_used, False, activated=not logits, loose=True)
         return raw[:, :3], raw[:, 3]
-    if rays is None and n_used is None and not logits and mlp.fits(own, source.dtype, positions.device):
+    if rays is None and n_used is None and not logits and skips_unused(source, own):
         half = None if half is None else half.detach().contiguous()
         return _NgpQuery.apply(positions, directions, table.contiguous(), half, layout, *own)
     if rays is not None and n_used is not None:  # those past the used ones may hold anything

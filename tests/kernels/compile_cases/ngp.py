@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton.language as tl
 
+from nerfturbo.ops.ngp import NgpWeights
 from nerfturbo.ops.ngp import triton as kernels
 
 from . import CompileCase
@@ -46,9 +48,20 @@ def _wide_case(kernel: Any, name: str, max_spills: int, *absent: str) -> Compile
     return CompileCase(kernel, types, shape, kernels.WARPS, kernels.STAGES, max_spills, name)
 
 
+def wide_cases() -> list[CompileCase]:
+    """Where they fit on the GPU of which `_capability` tells."""
+    shapes = [(128, 40), (16, 128), (128, 32), (128, 128), (3, 128)]
+    weights = NgpWeights(*(torch.empty(shape, dtype=torch.float16, device="meta") for shape in shapes))
+    if not kernels.skips_unused(weights[0], weights):
+        return []
+    return [
+        _wide_case(kernels._forward_kernel, "forward-128", 0),
+        _wide_case(kernels._colour_backward_kernel, "colour-backward-128-45", 400, "p_g3", "p_dfeatures"),
+        _wide_case(kernels._colour_backward_kernel, "colour-backward-128-3", 400, "p_g4", "p_g5"),
+    ]
+
+
 TENSOR_CORE_CASES = [
-    _wide_case(kernels._forward_kernel, "forward-128", 0),
-    _wide_case(kernels._colour_backward_kernel, "colour-backward-128", 400, "p_g3", "p_dfeatures"),
     *_cases("fp16", tl.float16),
     *_cases("fp16", tl.float16, rays=False),
     *_cases("bf16", tl.bfloat16),
