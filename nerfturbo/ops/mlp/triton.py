@@ -12,6 +12,7 @@ and bias gradients are atomic sums of per-program sums; in deterministic mode th
 """
 
 import functools
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +41,8 @@ def _capability(device: torch.device) -> tuple[int, int]:
         return 9, 1 << 30
     found = torch.cuda.get_device_properties(device)
     generation = 9 if torch.version.hip is not None else found.major
+    if generation in (10, 11):  # Triton fails to compile backward kernels for the tensor cores that are new there
+        os.environ.setdefault("DISABLE_MMA_V5", "1")
     return generation, getattr(found, "shared_memory_per_block_optin", 64 * 1024)
 
 
