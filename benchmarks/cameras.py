@@ -76,6 +76,7 @@ def open_both(source: str, downscale: int) -> tuple[Scene, Scene]:
 
 def train(config: Config, scene: Scene, args: argparse.Namespace) -> tuple[Trainer, float]:
     limit = {"time_limit": args.seconds, "steps": 1_000_000_000} if args.steps is None else {"steps": args.steps}
+    limit["seed"] = args.seed
     start = preset("auto", torch.device(args.device).type)
     config, _ = fitted_config(replace(config, train=replace(config.train, **limit)), scene, auto=start)
     trainer = Trainer(config, scene, device=args.device)
@@ -128,6 +129,7 @@ def run_perturbed(args: argparse.Namespace) -> list[dict[str, Any]]:
         row = {
             "scene": given.name,
             "case": name,
+            "seed": args.seed,
             "degrees_before": before.degrees,
             "degrees_after": after.degrees,
             "distance_before": before.distance / unit,

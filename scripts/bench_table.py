@@ -493,6 +493,11 @@ def cameras() -> str:
     return listed(values("cpu/cameras_toybox"), columns)
 
 
+def cameras_of_captures() -> str:
+    columns = {"cameras": "{case}", "seed": "{seed}", "angle": "{degrees_after:.2f}", "PSNR": "{psnr:.2f} dB"}
+    return listed([{"seed": 0} | row for name in ("fox", "fox_1") for row in values(f"cpu/cameras_{name}")], columns)
+
+
 def methods(name: str) -> str:
     columns = {"method": "{method}", "steps": "{steps}", "training": "{train_seconds:.0f} s", "PSNR": "{psnr:.1f} dB"}
     return listed(values(name)[0]["rows"], columns | {"SSIM": "{ssim:.3f}", "seconds a view": "{frame_seconds:.2f}"})
@@ -728,6 +733,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "few": few,
     "exposed": exposed,
     "cameras": cameras,
+    "cameras-captures": cameras_of_captures,
     "unbounded-h200": lambda: methods("h200/unbounded"),
     "unbounded-cpu": lambda: methods("cpu/unbounded"),
     "captures-h200": lambda: captures("h200/captures"),

@@ -232,7 +232,7 @@ def onnx(argv: Sequence[str]) -> int:
 @dataclass(frozen=True)
 class CamerasArgs(ExportArgs):
     """Write the cameras of all images (.json, as transforms.json) in the coordinates of the scene's own file. Those
-    of training are as they were learned, where --cameras.refine or --cameras.focal was on."""
+    of training are as they were learned, where --cameras.refine, .focal or .distortion was on."""
 
 
 def cameras(argv: Sequence[str]) -> int:

@@ -89,7 +89,7 @@ def evaluate(
     on_view: ViewCallback | None = None,
 ) -> Evaluation:
     """Render the views (all of them unless given) over the background and compare them with the truth, in floats.
-    Pixels outside a picture's mask, and those that no ray leads to, do not count. Where focal lengths were learned,
+    Pixels outside a picture's mask, and those that no ray leads to, do not count. Where lenses were learned,
     views through the same lenses have them."""
     cameras = scene.cameras if model.photos is None else model.photos.new_views(scene.cameras)
     chosen = choose_views(len(scene)) if views is None else views

@@ -16,7 +16,7 @@
 | `refine(marks)` | change the parameters; gives the `Carry` that does the same to what belongs to them |
 | `match_shapes(state)` | take the shapes of a state of this field, not its values; whether anything changed |
 | `learning_rates` | peak learning rates of some parameters, by name |
-| `level_weights`, `read_rays` | fading of levels and vectors per photo, for `cameras.refine` and `photo.appearance` |
+| `level_weights`, `read_rays` | fading of levels and vectors per photo, for `cameras.coarse` and `photo.appearance` |
 | `set_footprint(radius)` | a pixel's typical radius, told before training |
 | `for_export()` | a module of plain torch operations that computes the same, for ONNX; of a part of the field, too |
 """

@@ -76,15 +76,18 @@ def rotation_matrices(vectors: Tensor) -> Tensor:
 
 def bent_coefficients(distortion: Tensor, radial: Tensor, corners: Tensor) -> Tensor:
     """(n, 8): OpenCV's coefficients of lenses that show at r (1 + rho_1 q + rho_2 q^2), with q = r^2 / corners (n, 1),
-    what those of `distortion` (n, 8) show at r, as close as k1 k2 k3 can be up to the corners."""
+    what those of `distortion` (n, 8) show at r, as close as k1 k2 k3 can be up to what the corners show."""
     k, rho = distortion.double(), radial.double()[:, :, None]
-    r = corners.double().sqrt() * torch.linspace(0.02, 1.0, 50, device=corners.device).double()
+    r = corners.double().sqrt() * torch.linspace(0.02, 2.0, 100, device=corners.device).double()
     q = r.square() / corners
     bend = 1.0 + rho[:, 0] * q + rho[:, 1] * q * q
     above, below = (_powers_of(r) * k[:, None, [0, 1, 4]]).sum(-1) + 1.0, (_powers_of(r) * k[:, None, 5:]).sum(-1) + 1.0
     new = _powers_of(r * bend)
     wanted = above / below / bend * ((new * k[:, None, 5:]).sum(-1) + 1.0) - 1.0
-    found = torch.linalg.lstsq(new * r[..., None], (wanted * r)[..., None]).solution[..., 0]
+    shown = r * above / below
+    counts = (shown.square() <= corners) & (shown.diff(dim=-1, prepend=0.0 * shown[:, :1]) > 0.0).cumprod(-1).bool()
+    weight = r * counts  # of what lies in the picture, before the lens folds
+    found = torch.linalg.lstsq(new * weight[..., None], (wanted * weight)[..., None]).solution[..., 0]
     return distortion.index_copy(1, torch.tensor([0, 1, 4], device=k.device), found.to(distortion.dtype))
 
 
@@ -223,15 +226,15 @@ class PhotoCorrections(nn.Module):
     def _corrected(self, rays: Rays, index: Tensor) -> Rays:
         origins, directions = rays.origins, rays.directions
         if self.config.cameras.learns_lenses:
-            axes, lens = self.axes.index_select(0, index), self.lenses.index_select(0, index)
+            axes, lens = self.axes.index_select(0, index), self.lenses
             given = (axes * directions[:, None, :]).sum(-1)  # (n_rays, 2)
             along = given
             if self.config.cameras.focal:
-                along = along * torch.exp(-self._late(self.focal)).index_select(0, lens)
+                along = along * torch.exp(-self._late(self.focal)).index_select(0, lens).index_select(0, index)
             if self.config.cameras.distortion:
                 depth = (torch.linalg.cross(axes[:, 0], axes[:, 1]) * directions).sum(-1)
-                q = along.square().sum(-1) / (depth.square() * self.corners().index_select(0, lens))
-                rho = self._late(self.radial).index_select(0, lens)
+                q = along.square().sum(-1) / (depth.square() * self.corners()[lens].index_select(0, index))
+                rho = self._late(self.radial).index_select(0, lens).index_select(0, index)
                 along = along * (1.0 + rho[:, 0] * q + rho[:, 1] * q * q)[:, None]
             directions = directions + ((along - given)[:, :, None] * axes).sum(1)
         if self.config.cameras.refine:
@@ -269,7 +272,7 @@ class PhotoCorrections(nn.Module):
     @torch.no_grad()
     def new_views(self, cameras: Cameras) -> Cameras:
         """Other cameras with what was learned of their lenses, where training had them."""
-        if not self.config.cameras.learns_lenses:
+        if not self.config.cameras.learns_lenses or cameras.model not in LENS_MODELS:
             return cameras
         intrinsics, numbers = lenses_of(cameras)
         same = (intrinsics[:, None] == self.intrinsics.cpu()).all(-1)  # (new lenses, lenses)

@@ -22,7 +22,7 @@ N_RAYS = 24
 
 def gradients(device: torch.device, progress: float) -> dict[str, Tensor]:
     config, scene = tiny_config(), ball_scene()
-    config = replace(config, cameras=CameraConfig(refine=True, coarse=True, focal=True))
+    config = replace(config, cameras=CameraConfig(refine=True, coarse=True, focal=True, distortion=True))
     config = replace(config, photo=PhotoConfig(exposure=True, appearance=3))
     config = replace(
         config, render=replace(config.render, steps_per_diagonal=12), sampler=GridSamplerConfig(prune=False)
@@ -47,7 +47,11 @@ def test_kernels_give_the_gradients_of_the_reference(kernel_device: torch.device
         truth = gradients(kernel_device, progress)
     with use_backend("triton"):
         found = gradients(kernel_device, progress)
-    assert {"photos.pose", "photos.focal", "photos.exposure", "photos.appearance"} <= truth.keys() == found.keys()
+    assert (
+        {"photos.pose", "photos.focal", "photos.radial", "photos.exposure", "photos.appearance"}
+        <= truth.keys()
+        == found.keys()
+    )
     for name, value in truth.items():
-        assert (float(value.norm()) > 0.0) == (name != "photos.focal" or progress > 0.4), name
+        assert (float(value.norm()) > 0.0) == (name not in ("photos.focal", "photos.radial") or progress > 0.4), name
         assert float((found[name] - value).norm()) <= 1e-2 * float(value.norm()), name

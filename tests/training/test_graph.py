@@ -91,13 +91,13 @@ def test_captured_equals_eager_bit_for_bit(scene: Scene, deterministic: None):
 def test_captured_equals_eager_with_everything_that_is_learned_per_photo(scene: Scene, deterministic: None):
     config = replace(
         SMALL,
-        cameras=CameraConfig(refine=True, coarse=True, focal=True),
+        cameras=CameraConfig(True, coarse=True, focal=True, distortion=True),
         photo=PhotoConfig(exposure=True, appearance=8),
     )
     captured, eager = (run(make_step(scene, config, capture=capture), 48) for capture in (True, False))
     for name, value in captured.items():
         assert torch.equal(value, eager[name]), name
-    for name in ("pose", "focal", "exposure", "appearance"):
+    for name in ("pose", "focal", "radial", "exposure", "appearance"):
         assert float(captured[f"photos.{name}"].abs().max()) > 0.0, name
 
 
