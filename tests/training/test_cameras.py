@@ -128,8 +128,10 @@ def lens(scene: Scene, *coefficients: float) -> Scene:
     return replace(scene, cameras=replace(scene.cameras, model="opencv", distortion=distortion))
 
 
-@pytest.mark.parametrize("given", [(), (0.08, -0.03, 0.0, 0.0, 0.01, 0.02, 0.01), (-0.3, 0.12)])
-def test_learned_lenses_are_the_rays_of_training(given: tuple[float, ...]) -> None:
+@pytest.mark.parametrize(
+    ("given", "off"), [((), 5e-6), ((0.08, -0.03, 0.0, 0.0, 0.01, 0.02, 0.01), 5e-6), ((-0.3, 0.12), 1e-5)]
+)
+def test_learned_lenses_are_the_rays_of_training(given: tuple[float, ...], off: float) -> None:
     scene = lens(views("train"), *given) if given else views("train")
     config = small_config(CameraConfig(refine=True, focal=True, distortion=True))
     learned = Trainer(config, scene).model.photos
@@ -141,7 +143,7 @@ def test_learned_lenses_are_the_rays_of_training(given: tuple[float, ...]) -> No
         trained = learned.rays(scene.cameras.image_rays(3))
         seen = learned.refined(scene.cameras).image_rays(3)
     assert float((scene.cameras.image_rays(3).directions - seen.directions).norm(dim=-1).max()) > 0.01
-    assert torch.allclose(trained.directions, seen.directions, atol=1e-5)
+    assert torch.allclose(trained.directions, seen.directions, atol=off)
     assert torch.allclose(trained.origins, seen.origins, atol=1e-5)
 
 
