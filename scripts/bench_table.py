@@ -494,8 +494,15 @@ def cameras() -> str:
 
 
 def cameras_of_captures() -> str:
-    columns = {"cameras": "{case}", "seed": "{seed}", "angle": "{degrees_after:.2f}", "PSNR": "{psnr:.2f} dB"}
-    return listed([{"seed": 0} | row for name in ("fox", "fox_1") for row in values(f"cpu/cameras_{name}")], columns)
+    columns = {
+        "scene": "{scene}",
+        "cameras": "{case}",
+        "seed": "{seed}",
+        "angle": "{degrees_after:.2f}",
+        "PSNR": "{psnr:.2f} dB",
+    }
+    names = ("fox", "fox_1", "bicycle", "bicycle_wrong")
+    return listed([{"seed": 0} | row for name in names for row in values(f"cpu/cameras_{name}")], columns)
 
 
 def methods(name: str) -> str:
