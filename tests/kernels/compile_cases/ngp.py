@@ -36,7 +36,7 @@ def _cases(dtype: str, operand: Any, *, rays: bool = True, loose: bool = False) 
     return [
         CompileCase(kernels._forward_kernel, types, shape, kernels.WARPS, kernels.STAGES, 64, f"forward-{name}"),
         CompileCase(
-            kernels._colour_backward_kernel, types, shape, kernels.WARPS, kernels.STAGES, 80, f"colour-backward-{name}"
+            kernels._colour_backward_kernel, types, shape, kernels.WARPS, kernels.STAGES, 64, f"colour-backward-{name}"
         ),
     ]
 
