@@ -639,6 +639,14 @@ def capture_meshes() -> str:
     return table(["capture", "mesh", "covered", "to the photos (the field)", "to the field", "memory"], rows)
 
 
+def splats() -> str:
+    columns = {"capture": "{scene}, {width}x{height}", "splats": "{splats:,}", "size": "{megabytes:.0f} MB"}
+    columns |= {"time": "{seconds:.0f} s", "steps": "{tune_steps:,}", "to the field": "{against_field:.1f} dB"}
+    columns |= {"to the photos (the field)": "{against_photos:.1f} dB ({field_against_photos:.1f})"}
+    columns |= {"GPU memory": "{peak_gpu_bytes:GB}"}
+    return listed([{**row, **row["score"]} for row in values("h200/splats")], columns)
+
+
 def web() -> str:
     page = values("h200/web_page")["means"]
     columns = {"export": "{name}", "time": "{seconds:.0f} s", "size": "{megabytes:.1f} MB", "blocks": "{blocks:,}"}
@@ -763,6 +771,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "exports": exports,
     "surface": surface,
     "capture-meshes": capture_meshes,
+    "splats": splats,
     "web": web,
     "phases": phases,
     "five-lines": five_lines,

@@ -268,7 +268,8 @@ class Session:
         log.start(trainer)
         save = callbacks.save_checkpoints(run.checkpoints, keep=args.keep, score=self._score)
         due, unit = parse_save_every(args.save_every)
-        saving = callbacks.every(int(due), save) if unit == "steps" else callbacks.every_seconds(due, save)
+        pause = callbacks.SELDOM if args.save_every is None else 0.0  # large fields take seconds to write
+        saving = callbacks.every(int(due), save) if unit == "steps" else callbacks.every_seconds(due, save, pause=pause)
         precision = resolve_precision(trainer.config.train.precision, trainer.device)
         if precision != "fp32" and trainer.device.type == "cpu":
             self.display.note(f"{precision} on a CPU: many times slower than fp32, whose units this processor has")

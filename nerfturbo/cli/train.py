@@ -57,7 +57,8 @@ class TrainArgs(ConfigArgs):
     """Where pixels stay while a GPU trains; host: read through the bus; auto: host where the GPU cannot hold them."""
     eval_views: Count = None  # Score this many test views; unless given, what fits the training time.
     turntable: Annotated[int, arg(metavar="FRAMES")] = 36  # Frames of the video at the end; 0 leaves it out.
-    save_every: Annotated[str, arg(metavar="TIME")] = "30s"  # Checkpoint interval: seconds (30s) or steps (500steps).
+    save_every: Annotated[str | None, arg(metavar="TIME")] = None
+    """Checkpoint interval: seconds (30s) or steps (500steps); unless given, 30s, more where saving takes over 3 s."""
     keep: Number = 2  # Checkpoints that stay: the newest N, and the one with the best preview.
     init_from: Annotated[str | None, arg(metavar="RUN")] = None
     """Begin from the trained field of this run; or of a checkpoint, safetensors file or zoo:NAME, with its grid."""
@@ -178,11 +179,12 @@ def _run_to_resume(args: TrainArgs, config: Config) -> "RunFolder":
     return run
 
 
-def parse_save_every(text: str) -> tuple[float, Literal["steps", "seconds"]]:
+def parse_save_every(text: str | None) -> tuple[float, Literal["steps", "seconds"]]:
     """
     >>> parse_save_every("500steps"), parse_save_every("30s"), parse_save_every("0.5")
     ((500.0, 'steps'), (30.0, 'seconds'), (0.5, 'seconds'))
     """
+    text = "30s" if text is None else text
     number, in_steps = text.strip().removesuffix("steps").removesuffix("s").strip(), text.strip().endswith("steps")
     with contextlib.suppress(ValueError, OverflowError):
         value = float(number)

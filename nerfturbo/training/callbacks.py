@@ -56,15 +56,16 @@ def every(n_steps: int, callback: Callback) -> Callback:
     return run
 
 
-def every_seconds(seconds: float, callback: Callback) -> Callback:
-    """Run a callback when this much wall-clock time has passed since its last run."""
-    last = time.monotonic()
+def every_seconds(seconds: float, callback: Callback, *, pause: float = 0.0) -> Callback:
+    """Run a callback when this much wall-clock time has passed since its last run, and `pause` times what that took."""
+    due = time.monotonic() + seconds
 
     def run(trainer: Trainer, record: StepRecord) -> None:
-        nonlocal last
-        if time.monotonic() - last >= seconds:
+        nonlocal due
+        if (begun := time.monotonic()) >= due:
             callback(trainer, record)
-            last = time.monotonic()
+            now = time.monotonic()
+            due = now + max(seconds, pause * (now - begun))
 
     return run
 

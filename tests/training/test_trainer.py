@@ -128,8 +128,11 @@ def test_every_and_every_seconds() -> None:
     trainer = Trainer(tiny_config(steps=7), ball_scene(), callbacks=[every(3, lambda t, r: steps.append(r.step))])
     never = every_seconds(1000.0, lambda t, r: pytest.fail("too early"))
     always = every_seconds(0.0, lambda t, r: steps.append(-r.step))
-    trainer.callbacks += [never, always]
+    slow: list[int] = []
+    seldom = every_seconds(0.0, lambda t, r: slow.append(r.step) or time.sleep(0.2), pause=1000.0)
+    trainer.callbacks += [never, always, seldom]
     trainer.fit()
+    assert slow == [1]
     assert [step for step in steps if step > 0] == [3, 6]
     assert [-step for step in steps if step < 0] == [1, 2, 3, 4, 5, 6, 7]
 

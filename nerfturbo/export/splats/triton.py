@@ -11,7 +11,7 @@ from torch import Tensor
 from ...ops._triton import launchable
 from .raster import LAST_LIGHT, LEAST_ALPHA, MOST_ALPHA
 
-TILE, WARPS = 16, 1
+TILE, WARPS = 16, (4, 1)  # warps forward and backward
 GROUP = 16  # splats between two looks at whether all pixels are dark
 LEAST, MOST, LAST = tl.constexpr(LEAST_ALPHA), tl.constexpr(MOST_ALPHA), tl.constexpr(LAST_LIGHT)
 
@@ -101,12 +101,12 @@ def _backward_kernel(p_values, p_ends, p_stops, p_light, p_grad, p_rows, width, 
 
 def forward(values, ids, ends, boxes, out, stops) -> None:
     height, width = stops.shape
-    options = {"TILE": TILE, "GROUP": GROUP, "num_warps": WARPS}
+    options = {"TILE": TILE, "GROUP": GROUP, "num_warps": WARPS[0]}
     _forward_kernel[(len(ends) - 1,)](values[ids], ends, out, stops, width, height, **options)
 
 
 def backward(values, ids, ends, boxes, stops, light, grad) -> Tensor:
     (height, width), rows = stops.shape, torch.zeros(len(ids), 9, device=ids.device)
     pixels = (stops, light, grad.contiguous())
-    _backward_kernel[(len(ends) - 1,)](values[ids], ends, *pixels, rows, width, height, TILE=TILE, num_warps=WARPS)
+    _backward_kernel[(len(ends) - 1,)](values[ids], ends, *pixels, rows, width, height, TILE=TILE, num_warps=WARPS[1])
     return torch.zeros_like(values).index_put_((ids,), rows, accumulate=True)
