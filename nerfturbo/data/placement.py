@@ -190,8 +190,7 @@ def _past(cameras: Cameras, points: Tensor) -> float:
     ground = float(torch.quantile(_sample(points)[:, 2], 0.02))
     down = rays.directions[:, 2].clamp(max=-1e-6)
     hit = rays.origins + rays.directions * ((ground - rays.origins[:, 2]) / down)[:, None]
-    stopped = (rays.directions[:, 2] < 0.0) & (hit[:, :2].abs().amax(-1) <= 1.0)
-    return 1.0 - float(stopped.float().mean())
+    return 1.0 - float(((rays.directions[:, 2] < 0.0) & (hit[:, :2].abs().amax(-1) <= 1.0)).float().mean())
 
 
 def _extents(cameras: Cameras, points: Tensor | None, nearest: float | None, backdrop: Backdrop) -> list[Extent]:

@@ -200,8 +200,7 @@ def quaternions(rotations: Tensor) -> Tensor:
 def pose_distances(poses: Tensor, others: Tensor, scale: float) -> Tensor:
     """(n,) how far apart poses (n, 3, 4) are: distance over `scale` plus the angle between their axes in radians."""
     trace = (poses[..., :3] * others[..., :3]).sum((-1, -2))
-    angle = torch.acos(((trace - 1.0) * 0.5).clamp(-1.0, 1.0))
-    return (poses[..., 3] - others[..., 3]).norm(dim=-1) / scale + angle
+    return (poses[..., 3] - others[..., 3]).norm(dim=-1) / scale + ((trace - 1.0) * 0.5).clamp(-1.0, 1.0).acos()
 
 
 def interpolate_poses(keys: Tensor, n_frames: int, scale: float) -> Tensor:

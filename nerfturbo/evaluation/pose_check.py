@@ -138,8 +138,7 @@ def _joined(parts: Sequence[Cameras]) -> Cameras:
     """With images of at most `SIDE` pixels."""
     names = ("camera_to_world", "focal", "center", "size", "distortion")[: 4 if parts[0].distortion is None else 5]
     joined = replace(parts[0], times=None, **{name: torch.cat([getattr(p, name) for p in parts]) for name in names})
-    shrink = (SIDE / joined.size.amax(1, keepdim=True)).clamp(max=1.0)
-    return joined.resized((joined.size * shrink).round().long())
+    return joined.resized((joined.size * (SIDE / joined.size.amax(1, keepdim=True)).clamp(max=1.0)).round().long())
 
 
 def _features(scene: Scene, index: int, size: list[int]) -> _Words:

@@ -118,8 +118,7 @@ class _ShiftColours(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, raw: Tensor, shifts: Tensor, samples: PackedSamples) -> Tensor:
         ctx.samples = samples
-        rows = torch.nn.functional.pad(shifts, (0, 1))[samples.ray_indices]
-        return raw + rows.to(raw.dtype)
+        return raw + torch.nn.functional.pad(shifts, (0, 1))[samples.ray_indices].to(raw.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]

@@ -94,8 +94,7 @@ class ContractedGrid(UniformEstimator):
         def thickness(folded: Tensor) -> Tensor:
             positions = self._world(folded)
             away = (positions - self.aabb.tensor(positions.device).mean(0)).norm(dim=-1) / self.span.unit
-            growth = away.clamp(min=1.0).square() if self.span.warp != "uniform" else 1.0
-            return density_fn(positions) * growth
+            return density_fn(positions) * (away.clamp(min=1.0).square() if self.span.warp != "uniform" else 1.0)
 
         self.cells.update(step, thickness, all_cells=all_cells, team=team)
 

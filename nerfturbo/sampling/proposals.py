@@ -95,8 +95,7 @@ class ProposalEstimator(UniformEstimator):
         >>> [step for step in (0, 1, 142, 143, 144, 1000, 1001, 1008) if estimator.learns(step)]
         [0, 1, 142, 144, 1000, 1008]
         """
-        share = min(1.0, step / max(1, self.anneal_steps))
-        return step % (1 + int((LEARN_EVERY - 1) * share)) == 0
+        return step % (1 + int((LEARN_EVERY - 1) * min(1.0, step / max(1, self.anneal_steps)))) == 0
 
     def loss(self, samples: PackedSamples, weights: Tensor) -> Tensor:
         """() mean over the rays of every proposal's `interlevel_loss`; the weights themselves get no gradient."""

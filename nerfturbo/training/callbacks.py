@@ -158,8 +158,7 @@ class MetricsLog:
 
     def add_preview(self, trainer: Trainer, psnr: float, image: Path | None = None) -> None:
         """Record the score of a test view that was rendered on the way, and where its picture lies."""
-        picture = {} if image is None else {"image": str(image)}
-        self._write("preview", trainer, {"psnr": round(psnr, 3)} | picture)
+        self._write("preview", trainer, {"psnr": round(psnr, 3)} | ({} if image is None else {"image": str(image)}))
 
     def add_event(self, trainer: Trainer, text: str) -> None:
         """Record something that happened once, in words."""

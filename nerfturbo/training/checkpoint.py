@@ -108,8 +108,7 @@ def _write(folder: Path, state: CheckpointState, tensors: dict[str, Tensor]) -> 
         number = re.search(r"os error (\d+)", str(error))
         text = str(error) if number is None else os.strerror(int(number[1]))
         raise OSError(errno.EIO if number is None else int(number[1]), text) from error
-    text = json.dumps({"version": VERSION, **vars(state)}, indent=1)
-    (folder / "state.json").write_text(text)
+    (folder / "state.json").write_text(json.dumps({"version": VERSION, **vars(state)}, indent=1))
     for path in (folder / "tensors.safetensors", folder / "state.json", folder):
         _fsync(path)
 

@@ -199,8 +199,7 @@ class Trainer:
 
     @property
     def train_seconds(self) -> float:
-        running = 0.0 if self._started is None else time.perf_counter() - self._started
-        return self._seconds + running
+        return self._seconds + (0.0 if self._started is None else time.perf_counter() - self._started)
 
     @property
     def _shared_seconds(self) -> float:

@@ -91,8 +91,7 @@ def _ragged(centres: Tensor, n: Tensor, low: Tensor, high: Tensor) -> tuple[RayI
     edges = torch.where(n == 1, torch.where(order == 0, low, high), edges)
     real, kept = order[:-1] < n, (order <= n) & (n > 0)
     is_left, is_right = ((order < n).expand_as(kept)[kept], (order > 0).expand_as(kept)[kept])
-    n_edges = (n + 1) * (n > 0)
-    infos = [packed_info_of(_rays.offsets_of_counts(counts[:, 0])) for counts in (n_edges, n)]
+    infos = [packed_info_of(_rays.offsets_of_counts(counts[:, 0])) for counts in ((n + 1) * (n > 0), n)]
     return (
         RayIntervals(edges[kept], infos[0], kept.nonzero()[:, 0], is_left, is_right),
         RaySamples(centres[real], infos[1], real.nonzero()[:, 0]),

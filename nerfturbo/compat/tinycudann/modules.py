@@ -120,8 +120,7 @@ class _Twice(torch.autograd.Function):
         options = {"create_graph": twice, "retain_graph": True, "allow_unused": True, "materialize_grads": twice}
         found = torch.autograd.grad(result, sources, scaled, **options)
         left = iter(value if value is None or scale == 1.0 else value / scale for value in found)
-        grads = [next(left) if want else None for want in wanted]
-        return None, None, None, *grads  # fast, plain, scale, x, params
+        return None, None, None, *(next(left) if want else None for want in wanted)  # fast, plain, scale, x, params
 
 
 class Module(nn.Module):
@@ -216,6 +215,5 @@ class Encoding(Module):
         self, n_input_dims: int, encoding_config: Options, seed: int = 1337, dtype: torch.dtype | None = None
     ) -> None:
         refuse(dtype not in (None, torch.float32, torch.float16), "dtype", "torch.float32 or torch.float16", str(dtype))
-        encoding = encoding_part(Config(encoding_config, "encoding_config"), n_input_dims)
-        super().__init__(encoding, None, seed, dtype)
+        super().__init__(encoding_part(Config(encoding_config, "encoding_config"), n_input_dims), None, seed, dtype)
         self.encoding_config = encoding_config

@@ -64,8 +64,7 @@ def pack_words(flags: Tensor) -> Tensor:
     n_words = -(-flags.shape[0] // WORD)
     padded = torch.zeros(n_words * WORD, dtype=torch.int64, device=flags.device)
     padded[: flags.shape[0]] = flags
-    shifts = torch.arange(WORD, device=flags.device)
-    return (padded.view(n_words, WORD) << shifts).sum(-1)
+    return (padded.view(n_words, WORD) << torch.arange(WORD, device=flags.device)).sum(-1)
 
 
 def unpack_words(words: Tensor, first: int, last: int) -> Tensor:
