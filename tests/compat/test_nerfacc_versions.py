@@ -123,6 +123,8 @@ def test_accumulation_takes_both_orders_and_both_shapes(shape: tuple[int, ...]):
     for sums in (accumulate(weights, RAYS, None, N_RAYS), accumulate(weights, None, RAYS, N_RAYS)):
         torch.testing.assert_close(sums, opacity)
     assert accumulate(weights, RAYS, n_rays=6).shape == (6, 1)
+    with pytest.raises(InputError, match=r"values: expected shape .*, 'channels'\), got"):
+        accumulate(weights, RAYS, RAYS, N_RAYS)  # neither order
     assert torch.autograd.gradcheck(lambda w, v: accumulate(w, RAYS, v, N_RAYS), (weights, values))
 
 

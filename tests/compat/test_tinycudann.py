@@ -325,6 +325,11 @@ def test_modules_train_save_copy_and_say_what_they_are():
     [
         (lambda: tcnn.Encoding(3, {"otype": "Magic"}), "encoding_config.otype"),
         (lambda: tcnn.Encoding(3, {**HASH, "n_features_per_level": 3}), "features per level"),
+        (lambda: tcnn.Encoding(3, {**HASH, "n_levels": "16"}), "encoding_config.n_levels: expected a number, got '16'"),
+        (lambda: tcnn.Encoding(3, {**HASH, "n_levels": None}), "encoding_config.n_levels: expected a number"),
+        (lambda: tcnn.Encoding(3, {**HASH, "n_levels": 2.5}), "n_levels: expected a whole number, at least 1, got 2.5"),
+        (lambda: tcnn.Encoding(3, {**HASH, "per_level_scale": "x"}), "encoding_config.per_level_scale"),
+        (lambda: tcnn.Encoding(3, {"otype": "Identity", "scale": math.nan}), "encoding_config.scale"),
         (lambda: tcnn.Encoding(3, {**HASH, "interpolation": "Cubic"}), "interpolation"),
         (lambda: tcnn.Encoding(3, {**HASH, "hash": "Rng"}), "encoding_config.hash"),
         (lambda: tcnn.Encoding(2, {"otype": "SphericalHarmonics"}), "three inputs"),

@@ -106,7 +106,7 @@ def _indices_and_rays(packed_info: Tensor, n_samples: int) -> tuple[Tensor, int]
 
 
 def _old_accumulation(weights: Tensor, ray_indices: Tensor, values: Some = None, n_rays: Count = None) -> Tensor:
-    return accumulate_along_rays(weights, values, ray_indices, n_rays)
+    return accumulate_along_rays(weights, values=values, ray_indices=ray_indices, n_rays=n_rays)
 
 
 def _old_distortion(packed_info: Tensor, weights: Tensor, t_starts: Tensor, t_ends: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import Any
 
 import torch
@@ -38,10 +39,15 @@ class Config:
         return str(self.values.get("otype", default)).lower()
 
     def integer(self, name: str, default: int, least: int = 1) -> int:
-        value = self.values.get(name, default)
-        bad = isinstance(value, bool) or int(value) != value or value < least
-        self.refuse(bad, name, f"a whole number, at least {least}", repr(value))
+        value = self.number(name, default)
+        self.refuse(value % 1 or value < least, name, f"a whole number, at least {least}", repr(value))
         return int(value)
+
+    def number(self, name: str, default: float) -> Any:
+        value = self.values.get(name, default)
+        bad = isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value)
+        self.refuse(bad, name, "a number", repr(value))
+        return value
 
     def choice(self, name: str, default: str, choices: Iterable[str]) -> str:
         value = str(self.values.get(name, default)).lower()
@@ -157,8 +163,7 @@ class GridSpec:
 
     def scale(self, level: int) -> float:
         """Rounded to float32, so that every backend computes the same cell from the same number."""
-        exact = 2.0 ** (level * math.log2(self.growth)) * self.base - 1.0
-        return float(torch.tensor(exact, dtype=torch.float32))
+        return float(torch.tensor(2.0 ** (level * math.log2(self.growth)) * self.base - 1.0, dtype=torch.float32))
 
     def nodes(self, level: int) -> int:
         """tiny-cuda-nn's nodes per axis."""
@@ -199,8 +204,7 @@ class NodeLayout(HashLayout):
 def grid_spec(config: Config, dims: int, kind: str) -> GridSpec:
     """Read a grid's configuration; `kind` is what its name says."""
     refuse(not 1 <= dims <= len(PRIMES), config.where, f"1 to {len(PRIMES)} dimensions", dims)
-    features = config.integer("n_features_per_level", 2)
-    n_levels = config.integer("n_levels", 16)
+    features, n_levels = config.integer("n_features_per_level", 2), config.integer("n_levels", 16)
     if "n_features" in config.values:
         n_levels = config.integer("n_features", 32) // features
     bad, got = features not in (1, 2, 4, 8) or n_levels > 32, f"{features} features on {n_levels} levels"
@@ -210,7 +214,7 @@ def grid_spec(config: Config, dims: int, kind: str) -> GridSpec:
     config.choice("hash", "CoherentPrime", ("coherentprime",))  # others put features elsewhere
     kind = config.choice("type", kind, ("hash", "dense", "tiled", "tile"))
     log2_size, base = config.integer("log2_hashmap_size", 19), config.integer("base_resolution", 16)
-    growth = float(config.values.get("per_level_scale", 2.0))
+    growth = config.number("per_level_scale", 2.0)
     blend = config.choice("interpolation", "Linear", ("linear", "smoothstep", "nearest"))
     spec = GridSpec("tiled" if kind == "tile" else kind, dims, n_levels, features, log2_size, base, growth, blend)
     config.refuse(growth <= 0.0, "per_level_scale", "a number above 0", growth)
@@ -231,8 +235,7 @@ class Grid(EncodingPart):
         if spec.dims == 3 and spec.kind != "tiled" and spec.blend == "linear" and 3 <= spec.log2_size <= 28:
             finest = max(spec.base, math.ceil(spec.scale(spec.n_levels - 1)) + 1)
             self.layout = NodeLayout(spec.n_levels, spec.features, spec.log2_size, spec.base, finest, spec)
-        rows = spec.original_rows if self.layout is None else self.layout.n_entries
-        self.n_params = rows * spec.features
+        self.n_params = (spec.original_rows if self.layout is None else self.layout.n_entries) * spec.features
         self.n_original_params = spec.original_rows * spec.features
 
     def initial(self, generator: torch.Generator) -> Tensor:
@@ -305,7 +308,7 @@ def encoding_part(config: Config, n_inputs: int) -> EncodingPart:
     if kind == "composite":
         return Composite(config, n_inputs)
     if kind == "identity":
-        scale, offset = float(config.values.get("scale", 1.0)), float(config.values.get("offset", 0.0))
+        scale, offset = config.number("scale", 1.0), config.number("offset", 0.0)
         return Fixed(n_inputs, n_inputs, lambda x: x * scale + offset)
     if kind in ("frequency", "trianglewave"):
         n, (encode, each) = config.integer("n_frequencies", 12), WAVES[kind]
@@ -316,8 +319,7 @@ def encoding_part(config: Config, n_inputs: int) -> EncodingPart:
         return Fixed(n_inputs, n_inputs * bins, lambda x: _blobs(x, bins))
     if kind == "sphericalharmonics":
         degree = config.integer("degree", 4)
-        got = f"{n_inputs} and {degree}"
-        config.refuse(n_inputs != 3 or degree > 8, "", "three inputs and a degree of at most 8", got)
+        config.refuse(n_inputs != 3 or degree > 8, "", "three inputs and a degree of at most 8", (n_inputs, degree))
         basis = spherical_harmonics if degree <= 4 else reference.spherical_harmonics
         return Fixed(3, degree * degree, lambda x: basis((x * 2.0 - 1.0).contiguous(), degree))
     known = "HashGrid, DenseGrid, TiledGrid, Composite, Identity, Frequency, TriangleWave, OneBlob, OneBlobFrequency, "
