@@ -9,7 +9,7 @@ import torch
 
 from ..data.cameras import Cameras, transform_points, transform_poses, turn_between
 from ..data.formats.transforms import COEFFICIENTS
-from ..data.images import image_size
+from ..data.images import image_size, save_image
 from ..data.json_checks import read_json
 from ..data.scene import Scene
 from ..errors import InputError
@@ -40,9 +40,13 @@ def write_cameras(path: Path, scenes: Sequence[Scene]) -> int:
 
 
 def write_nerfstudio(folder: Path, scenes: Sequence[Scene], path: Cameras) -> int:
-    """Write transforms.json, and a camera path in the coordinates that nerfstudio's data parser makes of it unless told
-    otherwise, as its viewer does; dataparser_transforms.json leads there. Returns the number of cameras."""
+    """Write transforms.json, images that are no files yet, and a camera path in the coordinates that nerfstudio's data
+    parser makes of it unless told otherwise; dataparser_transforms.json leads there. Returns the number of cameras."""
     written = write_cameras(folder / "transforms.json", scenes)
+    for scene in (one for one in scenes if not one.files):
+        (folder / scene.split).mkdir(exist_ok=True)
+        for index in range(len(scene)):
+            save_image(folder / scene.split / f"r_{index}.png", scene.images.image_bytes(index))
     document = read_json(folder / "transforms.json", "a transforms file")
     write_json(folder / "transforms.json", document | {"val_filenames": document.get("test_filenames", [])})
     poses = torch.tensor([frame["transform_matrix"] for frame in document["frames"]], dtype=torch.float64)

@@ -6,10 +6,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from nerfturbo.data.cameras import transform_poses
+from nerfturbo.data.images import open_image
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.camera_path import (
     CameraPath,
@@ -34,6 +36,10 @@ def test_the_path_stands_in_the_coordinates_of_the_data_parser(tmp_path: Path) -
     assert write_nerfstudio(tmp_path / "new", scenes, path) == 8
     document = json.loads((tmp_path / "new" / "transforms.json").read_text())
     assert document["val_filenames"] == document["test_filenames"] and len(document["frames"]) == 8
+    views = [(scene, index) for scene in scenes for index in range(len(scene))]
+    for frame, (scene, index) in zip(document["frames"], views, strict=True):  # no files before, as of built-in scenes
+        pixels = torch.from_numpy(np.array(open_image(tmp_path / "new" / frame["file_path"])))
+        assert torch.equal(pixels, scene.images.image_bytes(index)) and pixels.shape[:2] == (frame["h"], frame["w"])
     file = tmp_path / "new" / "dataparser_transforms.json"
     poses = torch.tensor([frame["transform_matrix"] for frame in document["frames"]], dtype=torch.float64)[:, :3]
     placed = transform_poses(poses, through_parser(file, None))
