@@ -46,8 +46,8 @@ class Stills:
 
 
 def show(source: Any, *, cameras: Cameras | None = None, frames: int = 12, width: int | None = None) -> Stills:
-    """Stills on a path around a scene, with sliders, for a notebook. `source` is a run folder, a `Trainer`, or a model
-    beside the `cameras` of its images; `width` in pixels is 200 on a CPU unless given, and 480 on a GPU.
+    """Stills on a path around a scene, with sliders, for a notebook. `source` is a run folder, a `Trainer`, or a model;
+    one without the `cameras` of its images is looked at from around its box. `width`: 200 on a CPU, 480 on a GPU.
 
     >>> show("runs/lego", frames=1)
     Traceback (most recent call last):
@@ -61,25 +61,32 @@ def show(source: Any, *, cameras: Cameras | None = None, frames: int = 12, width
         source = load_model(latest_checkpoint(run.path), "cuda" if torch.cuda.is_available() else "cpu")
     cameras = getattr(getattr(source, "scene", None), "cameras", None) if cameras is None else cameras
     model = getattr(source, "model", source)
-    if not hasattr(model, "render_image") or cameras is None:
-        hint = "or a model, with cameras=scene.cameras"
-        raise InputError("source", "a run folder or a Trainer", type(source).__name__, hint)
+    if not hasattr(model, "render_image"):
+        raise InputError("source", "a run folder, a Trainer or a model", type(source).__name__)
+    cameras = _ring(model) if cameras is None else cameras
     path, kind = capture_path(cameras, model.bounds.aabb.center, frames)
     path = path if cameras.times is None else with_times(path, None)
     wide = width or (200 if model.device.type == "cpu" else 480)
     path, rises = path.scaled(wide / int(path.size[0, 0])), (0.0,) if kind == "walk" else RISES
-    bar, stills = open_bar(), []
+    bar, stills = open_bar() or (lambda share, text: None), []
     for row, rise in enumerate(rises):
         raised, stills = _raised(path, rise, model.bounds.aabb.center), [*stills, []]
         for index in range(frames):
             buffer, pixels = io.BytesIO(), to_bytes(model.render_image(raised, index).rgb).cpu().numpy()
             Image.fromarray(pixels).save(buffer, "JPEG", quality=88)
             stills[-1].append(base64.b64encode(buffer.getvalue()).decode())
-            if bar:
-                last = row * frames + index + 1 == frames * len(rises)
-                bar((row * frames + index + 1) / (frames * len(rises)), "" if last else "rendering stills")
+            share = (row * frames + index + 1) / (frames * len(rises))
+            bar(share, "" if share == 1.0 else "rendering stills")
     page = PAGE % (frames - 1, len(rises) - 1, len(rises) // 2, json.dumps(stills))
     return Stills(page, (int(path.size[0, 0]), int(path.size[0, 1])))
+
+
+def _ring(model: Any) -> Cameras:
+    """Eight around the whole box, or, where the scene goes on beyond it, inside of it."""
+    target, around = torch.tensor(model.bounds.aabb.center), torch.arange(8) * (0.25 * math.pi)
+    reach = model.bounds.aabb.diagonal * (0.25 if model.grid.config.levels > 1 else 0.75)
+    eyes = target + reach * torch.stack([around.cos(), around.sin(), torch.full_like(around, 0.4)], dim=-1)
+    return Cameras.pinhole(look_at(eyes, target), width=256, height=256, field_of_view_x=0.8)
 
 
 def _raised(path: Cameras, degrees: float, center: tuple[float, float, float]) -> Cameras:

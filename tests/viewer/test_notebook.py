@@ -7,7 +7,9 @@ import html
 import importlib.util
 import io
 import json
+import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +22,10 @@ from nerfturbo.errors import InputError
 from nerfturbo.evaluation.camera_path import capture_path
 from nerfturbo.ops import use_backend
 from nerfturbo.rendering.model import NerfModel
-from nerfturbo.viewer.notebook import _raised, open_bar
+from nerfturbo.viewer.notebook import _raised, _ring, open_bar
 
 from ..export.test_exports import HollowBall, make_model
-from ..tiny import ball_scene
+from ..tiny import ball_scene, tiny_config
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "photos_to_mesh.ipynb"
 
@@ -48,6 +50,20 @@ def test_stills_are_renders_of_the_path_in_a_page_of_its_own(model: NerfModel) -
     assert "http" not in frame  # nothing is fetched
 
 
+def test_a_model_alone_is_looked_at_from_around_its_box(model: NerfModel) -> None:
+    with use_backend("reference"):
+        page = nerfturbo.show(model, frames=2, width=32).page
+    stills = json.loads(re.findall(r"const s=(\[\[.*\]\])", page)[0])
+    assert len({still for row in stills for still in row}) == 6
+    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(stills[1][0]))), dtype=float)
+    assert np.abs(pixels[16, 16] - pixels[1, 1]).max() > 30.0  # the ball, and what is beside it
+    ring, half = _ring(model), model.bounds.aabb.size[0] / 2
+    assert float(ring.positions.norm(dim=-1).min()) * math.sin(0.4) > half  # its box from side to side
+    config = tiny_config()
+    open_model = NerfModel(replace(config, grid=replace(config.grid, levels=3)), model.bounds)
+    assert float(_ring(open_model).positions.abs().max()) < half  # from inside: there is more beyond
+
+
 def test_raised_cameras_stand_higher_and_look_at_the_same_point() -> None:
     path, _ = capture_path(ball_scene(n_views=8).cameras, (0.0, 0.0, 0.0), 5)
     high = _raised(path, 15.0, (0.0, 0.0, 0.0))
@@ -59,8 +75,8 @@ def test_raised_cameras_stand_higher_and_look_at_the_same_point() -> None:
 
 
 def test_what_cannot_be_shown_is_refused(model: NerfModel) -> None:
-    with pytest.raises(InputError, match="source: expected a run folder or a Trainer, got NerfModel; or a model, with"):
-        nerfturbo.show(model)
+    with pytest.raises(InputError, match="source: expected a run folder, a Trainer or a model, got Scene"):
+        nerfturbo.show(ball_scene())
     with pytest.raises(InputError, match="frames: expected 2 to 240, got 1"):
         nerfturbo.show(model, frames=1)
     with pytest.raises(InputError, match="width: expected 16 to 4096 pixels"):
