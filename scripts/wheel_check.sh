@@ -30,8 +30,8 @@ if missing:
     sys.exit("the wheel lacks these files (see [tool.setuptools.package-data]):\n  " + "\n  ".join(missing))
 PYTHON
 
-# Whoever packages nerfturbo starts from the source distribution: all of the checkout but what serves git and its hosts.
-if missing=$(git ls-files -- ':!:.*' 2>/dev/null | sort) && [ -n "$missing" ]; then
+# Whoever packages nerfturbo starts from the source distribution: all of the checkout but what serves git.
+if missing=$(git ls-files -- ':!:.git*ignore' ':!:.gitattributes' 2>/dev/null | sort) && [ -n "$missing" ]; then
   tar tzf "$work"/dist/nerfturbo-*.tar.gz | sed 's#^[^/]*/##' | sort >"$work/sdist.txt"
   missing=$(comm -23 <(echo "$missing") "$work/sdist.txt")
   [ -z "$missing" ] || { echo "the source distribution lacks these files (see MANIFEST.in):"; echo "$missing"; exit 1; }

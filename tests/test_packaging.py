@@ -26,6 +26,12 @@ def test_the_readme_names_every_extra() -> None:
     assert named == set(PROJECT["optional-dependencies"]) - {"test", "dev", "docs"}
 
 
+def test_each_framework_that_lists_us_has_an_extra() -> None:
+    frameworks = {group.partition(".")[0] for group in PROJECT["entry-points"]}
+    assert frameworks == {"nerfstudio", "nerfbaselines"}
+    assert all(PROJECT["optional-dependencies"][one][0].startswith(f"{one}>=") for one in frameworks)
+
+
 def test_the_conda_recipe_is_the_project() -> None:
     recipe = yaml.safe_load((ROOT / "packaging/conda/meta.yaml").read_text())
     assert recipe["package"] == {"name": PROJECT["name"], "version": PROJECT["version"]}
