@@ -118,8 +118,7 @@ def _run_block(trainer: Trainer, n_steps: int) -> tuple[float, float, float]:
         record = trainer.stepper.advance(step, first + n_steps - step)
         step, rays, samples = record.step, rays + record.total_rays, samples + record.total_samples
     trainer.stepper.finish()
-    milliseconds = 1e3 * (time.perf_counter() - begun)
-    return milliseconds / (step - first), rays / (step - first), samples / (step - first)
+    return 1e3 * (time.perf_counter() - begun) / (step - first), rays / (step - first), samples / (step - first)
 
 
 def _first_step(config: Config, scene: Scene, device: torch.device, backend: Backend) -> dict[str, Tensor]:

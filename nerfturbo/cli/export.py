@@ -302,8 +302,8 @@ def web(argv: Sequence[str]) -> int:
     from ..export.web.page import check_page_path
 
     check_page_path(args.out, split=args.split)
-    room = int(args.budget_mb * 1e6)
-    return _export(args, lambda opened, display: _bake(args, opened, display), folder=args.split, room=room)
+    options = {"folder": args.split, "room": int(args.budget_mb * 1e6)}
+    return _export(args, lambda opened, display: _bake(args, opened, display), **options)
 
 
 def _bake(args: WebArgs, opened: OpenRun, display: Display) -> Made:
@@ -411,7 +411,8 @@ def _export(args: ExportArgs, work: Callable[[OpenRun, Display], Made], *, folde
         made, (first, *rest) = work(opened, display)
         seconds = time.perf_counter() - started
     renew_links(opened.run, [args.out])
-    document = {"file": str(args.out), "bytes": args.out.stat().st_size, **made, "seconds": seconds}
+    size = sum(one.stat().st_size for one in (args.out, *args.out.rglob("*")) if one.is_file())
+    document = {"file": str(args.out), "bytes": size, **made, "seconds": seconds}
     document |= peak_memory(opened.model.device)
     if args.json:
         print_json(document)

@@ -88,6 +88,7 @@ def test_cameras_are_as_large_as_the_files_they_name(tmp_path: Path) -> None:
 def test_what_is_exported_renders_as_the_run_s_own_path(nerfturbo: Nerfturbo, run_folder: Path) -> None:
     made = nerfturbo("export", "nerfstudio", run_folder, "ns", *REFERENCE, "--json")
     assert made.code == 0 and made.json["cameras"] > 0, made.err
+    assert made.json["bytes"] == sum(path.stat().st_size for path in Path("ns").iterdir())  # not the folder's own
     assert {path.name for path in Path("ns").iterdir()} == {
         "transforms.json",
         "camera_path.json",
