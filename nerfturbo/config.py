@@ -7,6 +7,7 @@ Run folders of version 0.1 are read through `_migrated`.
 
 import dataclasses
 import functools
+import importlib.machinery
 import math
 import types
 import typing
@@ -604,8 +605,12 @@ def _migrated(values: dict[str, Any], path: str) -> dict[str, Any]:
 def check_code(config: Config, run: Path | None) -> Config:
     """Refuse code that a run brings along, for it may come from anywhere: ours name theirs by full paths outside."""
     for part in (config.field, config.sampler):
-        file = Path(getattr(part, "source", "").rpartition(":")[0]).expanduser()
+        file = Path(where := getattr(part, "source", "").rpartition(":")[0]).expanduser()
         inside = run is not None and (not file.is_absolute() or run.resolve() in file.resolve().parents)
+        if run is not None and where and file.suffix != ".py":  # a package: found where Python looks, here perhaps
+            found = importlib.machinery.PathFinder.find_spec(where.split(".")[0])
+            places = () if found is None else (*(found.submodule_search_locations or ()), found.origin or "/")
+            inside = any(Path(place).resolve().is_relative_to(run.resolve()) for place in places)
         hint = "look at it, move it out of the run, and hand it over: load_model(run, field=...)"
-        refuse(file.suffix == ".py" and inside, f"{part.section}.source", "code that is no part of the run", file, hint)
+        refuse(bool(where) and inside, f"{part.section}.source", "code that is no part of the run", file, hint)
     return config
