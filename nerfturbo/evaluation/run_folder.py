@@ -72,8 +72,9 @@ class RunFolder:
             return None
         document = _read_object(self.crop_file)
         try:
-            return Aabb(tuple(document["low"]), tuple(document["high"]))  # type: ignore[arg-type]
-        except (KeyError, TypeError, ValueError):
+            low, high = (tuple(map(float, document[name])) for name in ("low", "high"))
+            return Aabb(low, high)  # type: ignore[arg-type]
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise CheckpointError(f"{self.crop_file}: no box; save it again in the viewer, or remove it") from None
 
     def write_crop(self, box: Aabb | None) -> None:
