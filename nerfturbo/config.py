@@ -66,7 +66,8 @@ def _checked(hint: Any, value: Any, path: str) -> Any:
         if typing.get_origin(inner) is tuple and isinstance(value, list | tuple | int):  # JSON knows lists alone
             items = [value] if isinstance(value, int) else value  # what is a list now was one number in older files
             return tuple(_checked(typing.get_args(inner)[0], item, path) for item in items)
-        if inner is float and isinstance(value, int | float) and not isinstance(value, bool):
+        short = type(value) is int and abs(value) < 1 << 1000  # JSON allows integers of any length
+        if inner is float and (short or isinstance(value, float)):
             value = float(value)
         if isinstance(inner, type) and type(value) is inner and (limits is None or limits.holds(value)):
             return value

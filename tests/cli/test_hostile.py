@@ -60,6 +60,30 @@ def test_a_run_brings_no_code_along(
             assert not Path("ran").exists()
 
 
+@pytest.mark.parametrize("value", [[10**400], 10**400, "x"])
+def test_values_that_are_no_numbers_are_named(nerfturbo: Nerfturbo, run_folder: Path, value: Any) -> None:
+    shutil.copytree(run_folder, "run")
+    for file, place, words in (
+        (Path("run/metrics.json"), (), ["compare", "run", "run"]),
+        (Path("run/config.json"), ("config", "optim"), ["export", "cameras", "run", "out.json"]),
+        (latest_checkpoint(Path("run")) / "state.json", ("bounds",), ["export", "cameras", "run", "out.json"]),
+    ):
+        text = file.read_text()
+        for name in {
+            "metrics.json": ("train_seconds", "rays_per_second", "machine", "psnr"),
+            "config.json": ("lr",),
+        }.get(file.name, ("far",)):
+            document = json.loads(text)
+            inner = document
+            for key in place:
+                inner = inner[key]
+            inner[name] = value
+            file.write_text(json.dumps(document))
+            done = nerfturbo(*words)
+            assert done.code == 2 and (name in done.err or file.name in done.err or "bounds" in done.err), done.err
+        file.write_text(text)
+
+
 @pytest.mark.parametrize("part", ["field", "sampler"])
 def test_a_run_calls_no_function_that_is_installed(
     nerfturbo: Nerfturbo, run_folder: Path, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
