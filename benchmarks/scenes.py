@@ -88,7 +88,7 @@ def without(source: Path, names: tuple[str, ...], work: Path) -> Path:
 def one_scene(source: Path, name: str, downscale: int, args: argparse.Namespace, work: Path) -> dict[str, Any]:
     """What was recognised and chosen, and what training reached."""
     stem = name.replace("/", "-")
-    shrink = ["--downscale", str(downscale)]
+    shrink = ["--downscale", str(downscale), "--allow-outside"]  # what is left of a scene is links
     source = without(source, LEFT_OUT.get(name, ()), work)
     plot = [] if args.pictures is None else ["--plot", str(args.pictures / f"{stem}-cameras.png")]
     info = json.loads(command(args, START_SECONDS, "scene", "info", str(source), *shrink, *plot, "--json"))

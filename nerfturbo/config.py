@@ -7,6 +7,7 @@ Run folders of version 0.1 are read through `_migrated`.
 
 import dataclasses
 import functools
+import importlib.machinery
 import math
 import types
 import typing
@@ -65,7 +66,8 @@ def _checked(hint: Any, value: Any, path: str) -> Any:
         if typing.get_origin(inner) is tuple and isinstance(value, list | tuple | int):  # JSON knows lists alone
             items = [value] if isinstance(value, int) else value  # what is a list now was one number in older files
             return tuple(_checked(typing.get_args(inner)[0], item, path) for item in items)
-        if inner is float and isinstance(value, int | float) and not isinstance(value, bool):
+        short = type(value) is int and abs(value) < 1 << 1000  # JSON allows integers of any length
+        if inner is float and (short or isinstance(value, float)):
             value = float(value)
         if isinstance(inner, type) and type(value) is inner and (limits is None or limits.holds(value)):
             return value
@@ -604,8 +606,12 @@ def _migrated(values: dict[str, Any], path: str) -> dict[str, Any]:
 def check_code(config: Config, run: Path | None) -> Config:
     """Refuse code that a run brings along, for it may come from anywhere: ours name theirs by full paths outside."""
     for part in (config.field, config.sampler):
-        file = Path(getattr(part, "source", "").rpartition(":")[0]).expanduser()
+        file = Path(where := getattr(part, "source", "").rpartition(":")[0]).expanduser()
         inside = run is not None and (not file.is_absolute() or run.resolve() in file.resolve().parents)
+        if run is not None and where and file.suffix != ".py":  # a package: found where Python looks, here perhaps
+            found = importlib.machinery.PathFinder.find_spec(where.split(".")[0])
+            places = () if found is None else (*(found.submodule_search_locations or ()), found.origin or "/")
+            inside = any(Path(place).resolve().is_relative_to(run.resolve()) for place in places)
         hint = "look at it, move it out of the run, and hand it over: load_model(run, field=...)"
-        refuse(file.suffix == ".py" and inside, f"{part.section}.source", "code that is no part of the run", file, hint)
+        refuse(bool(where) and inside, f"{part.section}.source", "code that is no part of the run", file, hint)
     return config

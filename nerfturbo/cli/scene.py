@@ -307,6 +307,7 @@ class ProcessArgs:
     source: Annotated[Positional[Path], arg(metavar="INPUT")]  # A folder of photos (JPEG, PNG, WebP, TIFF), or a video.
     output: Annotated[Positional[Path], arg(metavar="OUTPUT")]  # The scene folder to write: images/ and sparse/0/.
     settings: Annotated[ProcessConfig, arg(name="")] = field(default_factory=ProcessConfig)
+    allow_outside: bool = False  # Let links among the photos lead outside their folder.
     json: bool = False  # Print the verdict as one JSON object on stdout.
 
 
@@ -314,6 +315,9 @@ def process(argv: Sequence[str]) -> int:
     args = parse(ProcessArgs, argv, "process")
     check_source(str(args.source), ("photos or a video", "no such file or folder"))
     source, output = args.source.expanduser(), args.output.expanduser()
+    from ..data.scene import check_links
+
+    check_links(source, args.allow_outside)
     with showing() as display:
         verdict = run_process(source, output, args.settings, display)
     if args.json:
@@ -324,9 +328,10 @@ def process(argv: Sequence[str]) -> int:
     return 0
 
 
-def find_poses(source: str, display: Display, *, wait: bool = False) -> None:
+def find_poses(source: str, display: Display, *, wait: bool = False, allow_outside: bool = False) -> None:
     """Before training: photos or a video get their poses, unless they have them; `wait`: another process finds them."""
     from ..data.capture.process import check_capture, has_poses, poses_folder
+    from ..data.scene import check_links
 
     if (path := _unposed(source)) is None or has_poses(path):
         return
@@ -334,6 +339,7 @@ def find_poses(source: str, display: Display, *, wait: bool = False) -> None:
         while not has_poses(path):
             time.sleep(1.0)
         return
+    check_links(path, allow_outside)
     check_capture(path)
     folder = poses_folder(path)
     display.note(f"{path} has no poses: finding them by COLMAP, once, into {folder}")

@@ -183,7 +183,7 @@ def _open(plan: Plan, display: Display) -> tuple[Scene, Scene]:
     """Training and test views. Photos get their poses first; a run to go on with belongs to those it began with."""
     data = plan.config.data
     if plan.run is None:
-        find_poses(data.source, display, wait=launched_rank() > 0)
+        find_poses(data.source, display, wait=launched_rank() > 0, allow_outside=data.allow_outside)
     return open_data(data, lambda done, total: display.update(done / total))
 
 

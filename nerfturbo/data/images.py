@@ -45,6 +45,7 @@ RAW_ENDINGS = (
     *(".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f"),
 )
 _READABLE = "a picture that can be read here"
+_FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "TIFF", "BMP", "AVIF", "HEIF")  # others run programs: EPS Ghostscript
 CONVERT_RAW = "convert them to JPEG, in the highest quality, at full size"
 _HEIF_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
 _AVIF_BRANDS = {b"avif", b"avis"}
@@ -84,6 +85,9 @@ def open_image(path: Path) -> Image.Image:
         raise InputError(str(path), _READABLE, f"a{'n' * (kind == 'AVIF')} {kind} file", hint) from None
     except Exception as error:  # decoders fail in as many ways as there are damaged files
         raise undecodable(path, error) from None
+    if image.format not in _FORMATS:
+        image.close()
+        raise InputError(str(path), _READABLE, f"a file of {image.format}", "convert the photos to PNG or JPEG")
     pixels = image.width * image.height
     if pixels > _LARGE and pixels > min(_LARGEST, _PIXELS_PER_BYTE * path.stat().st_size):
         size = f"{image.width} x {image.height} pixels"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -159,6 +160,7 @@ def load_scene(
         return builtin_scene(name, split, resolution=max(1, round(DEFAULT_RESOLUTION / options.downscale)))
     folder = Path(source).expanduser()
     if (found := recognise(folder)) is not None:
+        check_links(folder, options.allow_outside)
         return found.load(folder, split, options)
     from .capture.photos import what_else
 
@@ -231,6 +233,17 @@ def scene_formats() -> tuple[SceneFormat, ...]:
 def is_builtin(source: str) -> bool:
     """Whether `load_scene` renders this source itself: "builtin:NAME", or a name that no file or folder has."""
     return source.startswith(BUILTIN_PREFIX) or (source in BUILTIN_SCENES and not Path(source).exists())
+
+
+def check_links(folder: Path, allow_outside: bool) -> None:
+    """Refuse links in a folder to what lies outside: whoever made it may name any file of whoever opens it."""
+    root, expected = Path(os.path.realpath(folder)), "a file inside the scene's folder"
+    for place, folders, files in () if allow_outside else os.walk(folder):
+        for path in (os.path.join(place, name) for name in (*folders, *files)):
+            if os.path.islink(path) and os.path.exists(path):
+                target = Path(os.path.realpath(path))
+                hint = "copy it there, or allow it by --allow-outside (allow_outside=True)"
+                refuse(not target.is_relative_to(root), path, expected, f"a link to {target}", hint)
 
 
 def _check_folder(folder: Path) -> None:

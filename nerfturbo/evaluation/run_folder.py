@@ -20,6 +20,9 @@ from .results import versions
 SCHEMA_VERSION = 2
 ROOM = 1 << 20  # bytes that must fit where something is to be written
 _CLAIMS: dict[Path, int] = {}  # folders that this process trains in, and what keeps others away
+_METRICS: dict[str, Any] = dict.fromkeys(("machine", "protocol"), dict)  # what is compared
+_METRICS |= dict.fromkeys(("steps", "train_seconds", "rays_per_second", "psnr", "ssim", "lpips"), (int, float))
+_METRICS |= dict.fromkeys(("peak_memory_bytes", "peak_gpu_memory_bytes"), (int, float))
 _OWN_FILES = ("config.json", "metrics.json", "log.jsonl", "report.html", "turntable.gif", "turntable.mp4", "crop.json")
 _OWN_PATTERNS = {
     "checkpoints": ("step_*", ".step_*.tmp"),
@@ -61,7 +64,12 @@ class RunFolder:
 
     def read_metrics(self) -> dict[str, Any]:
         """The metrics, or nothing where training has not finished."""
-        return _read_object(self.metrics_file) if self.metrics_file.is_file() else {}
+        metrics = _read_object(self.metrics_file) if self.metrics_file.is_file() else {}
+        for name, kind in _METRICS.items():
+            value = metrics.get(name)
+            if value is not None and not (isinstance(value, kind) and (kind is dict or abs(value) < 1e300)):
+                raise CheckpointError(f"{self.metrics_file}: {name}: not readable, no number or object")
+        return metrics
 
     def write_metrics(self, metrics: dict[str, Any]) -> None:
         write_json(self.metrics_file, {"version": SCHEMA_VERSION, **metrics})
@@ -72,8 +80,9 @@ class RunFolder:
             return None
         document = _read_object(self.crop_file)
         try:
-            return Aabb(tuple(document["low"]), tuple(document["high"]))  # type: ignore[arg-type]
-        except (KeyError, TypeError, ValueError):
+            low, high = (tuple(map(float, document[name])) for name in ("low", "high"))
+            return Aabb(low, high)  # type: ignore[arg-type]
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise CheckpointError(f"{self.crop_file}: no box; save it again in the viewer, or remove it") from None
 
     def write_crop(self, box: Aabb | None) -> None:

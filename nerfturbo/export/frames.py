@@ -9,11 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from ..data.cameras import Cameras
-from ..data.images import save_image, to_bytes
+from ..data.images import open_upright, save_image, to_bytes
 from ..errors import InputError
 from ..evaluation.evaluate import choose_views
 from ..evaluation.images import SOLID, Channel, channel_image, depth_range
@@ -126,7 +125,7 @@ class FrameSequence:
     def _saved_key(self) -> str | None:
         try:
             return json.loads(self._note.read_text(encoding="utf-8"))["digest"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def __enter__(self) -> "FrameSequence":
@@ -149,8 +148,7 @@ class FrameSequence:
         return all(self.path(channel, index).is_file() for channel in channels)
 
     def load(self, channel: Channel, index: int) -> Tensor:
-        with Image.open(self.path(channel, index)) as image:
-            return torch.from_numpy(np.array(image.convert("RGB")))
+        return torch.from_numpy(np.array(open_upright(self.path(channel, index)).convert("RGB")))
 
     def save(self, channel: Channel, index: int, frame: Tensor) -> None:
         """Queue a file; waits where the disk is far behind."""

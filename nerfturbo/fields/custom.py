@@ -162,6 +162,9 @@ def make_object(source: str, aabb: Aabb, *, seed: int = 0, what: str = "field") 
     needed = [one.name for one in required if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     hint = "give it a default, or wrap the class in a function"
     refuse(bool(needed), f"{what} {source}", "no required argument but `aabb`", ", ".join(needed), hint)
+    method, module = "sample" if what == "sampler" else "density", source.rpartition(":")[0]
+    own = module.endswith(".py") or callable(getattr(made, method, None))  # a run may name any function installed here
+    refuse(not own, f"{what} {source}", f"a class with `{method}`", type(made).__name__, "functions: in a file.py")
     options = {"aabb": aabb} if any(one.name == "aabb" for one in parameters) else {}
     with torch.random.fork_rng(devices=[]):  # the same start for the same seed, and nobody else's numbers are touched
         torch.manual_seed(seed)

@@ -59,7 +59,7 @@ class SceneBounds:
             low, high = ((float(x), float(y), float(z)) for x, y, z in (values["low"], values["high"]))
             near, far = float(values["near"]), float(values["far"])
             counts = int(values.get("photos", 0)), int(values.get("lenses", 0))
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise InputError("bounds", "low, high, near and far of a saved scene", repr(values)) from None
         return cls(Aabb(low, high), near, far, *counts)
 

@@ -12,7 +12,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +152,12 @@ def read_state(checkpoint: Path) -> CheckpointState:
             raise CheckpointError(f"{path}: written by a newer nerfturbo (version {version}); upgrade to read it")
         if version < 1:
             raise ValueError(f"version {version}")
-        return CheckpointState(**values)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        state = CheckpointState(**values)
+        counts = (state.step, state.train_seconds, state.n_rays, state.lr_factor)
+        if not all(isinstance(one, int | float) and 0 <= one < 1 << 60 for one in counts) or state.step % 1:
+            raise ValueError("a count that is none")
+        return replace(state, step=int(state.step), score=None if state.score is None else float(state.score))
+    except (OSError, ValueError, OverflowError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a readable checkpoint state ({error})") from error
 
 

@@ -31,10 +31,17 @@ class Bomb:
         return os.mkdir, ("ran",)
 
 
-@pytest.mark.parametrize("source", ["{run}/mine.py:Mine", "run/mine.py:Mine", "mine.py:Mine"])
+SOURCES = ["{run}/mine.py:Mine", "run/mine.py:Mine", "mine.py:Mine", "run.mine:Mine", "mine:Mine"]
+
+
+@pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("part", ["field", "sampler"])
-def test_a_run_brings_no_code_along(nerfturbo: Nerfturbo, run_folder: Path, source: str, part: str) -> None:
+def test_a_run_brings_no_code_along(
+    nerfturbo: Nerfturbo, run_folder: Path, source: str, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(run_folder, "run")
+    for place in ("", "run"):  # as `python -m` does where it is called
+        monkeypatch.syspath_prepend(place)
     for place in ("mine.py", "run/mine.py"):
         Path(place).write_text(CODE)
     own = {"kind": "custom", "source": source.format(run=Path("run").resolve())}
@@ -51,6 +58,48 @@ def test_a_run_brings_no_code_along(nerfturbo: Nerfturbo, run_folder: Path, sour
             if damaged.name == "config.json" or "--resume" not in words:  # which reads the state for its counts alone
                 assert done.code == 2 and f"{part}.source" in done.err, done.err
             assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize("value", [[10**400], 10**400, "x"])
+def test_values_that_are_no_numbers_are_named(nerfturbo: Nerfturbo, run_folder: Path, value: Any) -> None:
+    shutil.copytree(run_folder, "run")
+    for file, place, words in (
+        (Path("run/metrics.json"), (), ["compare", "run", "run"]),
+        (Path("run/config.json"), ("config", "optim"), ["export", "cameras", "run", "out.json"]),
+        (latest_checkpoint(Path("run")) / "state.json", ("bounds",), ["export", "cameras", "run", "out.json"]),
+    ):
+        text = file.read_text()
+        for name in {
+            "metrics.json": ("train_seconds", "rays_per_second", "machine", "psnr"),
+            "config.json": ("lr",),
+        }.get(file.name, ("far",)):
+            document = json.loads(text)
+            inner = document
+            for key in place:
+                inner = inner[key]
+            inner[name] = value
+            file.write_text(json.dumps(document))
+            done = nerfturbo(*words)
+            assert done.code == 2 and (name in done.err or file.name in done.err or "bounds" in done.err), done.err
+        file.write_text(text)
+
+
+@pytest.mark.parametrize("part", ["field", "sampler"])
+def test_a_run_calls_no_function_that_is_installed(
+    nerfturbo: Nerfturbo, run_folder: Path, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Say "http.server:test", which shows the folder to everybody."""
+    (tmp_path / "installed").mkdir()
+    (tmp_path / "installed" / "helpful.py").write_text("def serve():\n    open('ran', 'w').close()\n")
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    shutil.copytree(run_folder, "run")
+    for file in (Path("run/config.json"), latest_checkpoint(Path("run")) / "state.json"):
+        document = json.loads(file.read_text())
+        document["config"][part] = {"kind": "custom", "source": "helpful:serve"}
+        file.write_text(json.dumps(document))
+    done = nerfturbo("eval", "run")
+    assert done.code == 2 and f"{part} helpful:serve: expected a class with" in done.err, done.err
+    assert not Path("ran").exists()
 
 
 def test_pickles_and_boastful_headers_are_refused(nerfturbo: Nerfturbo, scene: Path, tmp_path: Path) -> None:

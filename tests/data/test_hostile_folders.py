@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import numpy as np
@@ -218,16 +220,42 @@ def test_pictures_of_every_kind_in_one_folder(tmp_path: Path) -> None:
         assert float((middle - 128.0).abs().max()) <= 2.0 or set(middle.tolist()) <= {0.0, 255.0}  # black and white
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a right on Windows")
 def test_links_are_followed_and_broken_ones_are_named(tmp_path: Path) -> None:
-    if sys.platform == "win32":
-        pytest.skip("links need a right on Windows")
     folder = folders.write_transforms(tmp_path / "scene")
-    shutil.move(folder / "images", tmp_path / "elsewhere")
-    (folder / "images").symlink_to(tmp_path / "elsewhere")
-    assert len(load_scene(folder)) == 14
-    (tmp_path / "elsewhere" / "view_03.png").unlink()
-    (tmp_path / "elsewhere" / "view_03.png").symlink_to("view_03.png")  # to itself
+    shutil.move(folder / "images", folder / "elsewhere")
+    (folder / "images").symlink_to("elsewhere")
+    (tmp_path / "other name").symlink_to(folder)
+    assert len(load_scene(folder)) == len(load_scene(tmp_path / "other name")) == 14
+    (folder / "elsewhere" / "view_03.png").unlink()
+    (folder / "elsewhere" / "view_03.png").symlink_to("view_03.png")  # to itself
+    (folder / "elsewhere" / "view_99.png").symlink_to(tmp_path / "nothing")
     assert len(load_scene(folder)) == 14 and torch.isfinite(load_scene(folder).cameras.focal).all()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a right on Windows")
+@pytest.mark.parametrize("linked", ["images", "images/view_03.png", "sparse/0/points3D.bin", "masks"])
+def test_links_to_what_lies_outside_are_refused(tmp_path: Path, linked: str) -> None:
+    folder = folders.write_colmap(tmp_path / "scene")
+    (folder / linked).rename(tmp_path / "away") if linked != "masks" else (tmp_path / "away").mkdir()
+    (folder / linked).symlink_to(tmp_path / "away")
+    with pytest.raises(InputError, match=rf"{linked}: expected a file inside.* a link to .*--allow-outside"):
+        load_scene(folder)
+    assert len(load_scene(folder, options=LoadOptions(allow_outside=True))) == 14
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a right on Windows")
+def test_photos_that_are_links_are_refused_before_their_poses_are_sought(tmp_path: Path) -> None:
+    from nerfturbo.cli.main import main
+
+    folder = folders.write_transforms(tmp_path / "scene")
+    (folder / "transforms.json").unlink()
+    shutil.move(folder / "images" / "view_03.png", tmp_path)
+    (folder / "images" / "view_03.png").symlink_to(tmp_path / "view_03.png")
+    for words in (["process", str(folder), str(tmp_path / "out")], ["train", str(folder)]):
+        with redirect_stderr(io.StringIO()) as said:
+            assert main(words) == 2 and "view_03.png: expected a file inside" in said.getvalue()
+    assert not (tmp_path / "out").exists()
 
 
 def test_folders_and_empty_files_under_the_names_of_pictures(tmp_path: Path) -> None:

@@ -115,3 +115,12 @@ def test_raw_files_are_named_not_read_as_their_thumbnails(tmp_path: Path, name: 
             load_scene(source)
     ramp().save(folder / "IMG_1.JPG")  # cameras write both: the picture is taken
     assert [path.name for path in find_photos(folder)] == ["IMG_1.JPG"]
+
+
+@pytest.mark.parametrize("kind", ["EPS", "TGA", "PPM"])
+def test_other_formats_under_the_name_of_a_picture_are_refused(tmp_path: Path, kind: str) -> None:
+    """Pillow reads many, one of them (EPS) by handing it to Ghostscript."""
+    ramp().save(tmp_path / "a", kind)
+    (tmp_path / "a").rename(tmp_path / "a.png")
+    with pytest.raises(InputError, match=rf"a\.png: expected a picture that can be read here, got a file of {kind}"):
+        decode_image(tmp_path / "a.png")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from nerfturbo.data.lenses import LENS_MODELS
 from nerfturbo.data.options import LoadOptions
@@ -124,6 +125,27 @@ def test_a_sequence_goes_on_and_refuses_another(tmp_path: Path) -> None:
     with FrameSequence(tmp_path / "s", changed[0], overwrite=True) as replaced:
         assert not replaced.has(("color",), 0)
     assert [path.name for path in (tmp_path / "s").iterdir()] == ["frames.json"]
+
+
+@pytest.mark.parametrize("damage", ["EPS", "a chunk of no name", "cut off"])
+def test_damaged_frames_are_named(tmp_path: Path, damage: str) -> None:
+    sequence, file = FrameSequence(tmp_path, "k"), tmp_path / "frame_0000.png"
+    picture = Image.effect_noise((64, 64), 50.0)
+    picture.save(file, "EPS" if damage == "EPS" else "PNG")
+    if damage != "EPS":
+        content = file.read_bytes()
+        at = content.find(b"IDAT") - 4
+        content = content[:at] + b"\0\0\0\5" + content[at + 4 :] if damage == "a chunk of no name" else content[:900]
+        file.write_bytes(content)
+    with pytest.raises(InputError, match=r"frame_0000\.png"):
+        sequence.load("color", 0)
+
+
+def test_a_damaged_note_is_that_of_another_sequence(tmp_path: Path) -> None:
+    (tmp_path / "frame_0000.png").touch()
+    (tmp_path / "frames.json").write_text("[" * 200_000)
+    with pytest.raises(InputError, match="--overwrite"):
+        FrameSequence(tmp_path, "k")
 
 
 def test_a_disk_error_is_told_and_leaves_no_temporary_file(tmp_path: Path) -> None:

@@ -86,6 +86,10 @@ FILES: dict[str, tuple[str, ...]] = {
     "run/log.jsonl": ("compare run run", "eval run", "train --resume run --steps 14 --turntable 0"),
     "run/checkpoints/step_00000012/state.json": (*RUN, f"{TRAIN} --init-from run"),
     "run/checkpoints/step_00000012/tensors.safetensors": (*RUN, f"{TRAIN} --init-from run"),
+    "run/crop.json": ("export points run out.ply --points 50", "export grid run out.npz"),
+    "frames/frames.json": ("render run --frames 2 --output frames --scale 0.5",),
+    "frames/frame_0000.png": ("render run --frames 2 --output frames --scale 0.5",),
+    "bench.json": ("bench compare bench.json bench.json",),
     "path.json": ("render run --path path.json --output out.gif --scale 0.5",),
     "list.txt": ("batch list.txt --output out",),
     "zoo.safetensors": (f"{TRAIN} --init-from zoo.safetensors",),
@@ -150,17 +154,26 @@ VERBS = {  # verb -> words behind which odd flags go
     "export grid": "export grid run out.npz",
     "export cameras": "export cameras run out.json",
     "export onnx": "export onnx run out.onnx",
+    "export splats": "export splats run out.ply --splats 50 --tune-seconds 0",
+    "export nerfstudio": "export nerfstudio run out",
+    "export web": "export web run out.html --tune-seconds 0",
     "scene info": "scene info ball",
+    "scene check": "scene check ball",
     "scene write": "scene write toybox out --resolution 8 --train-views 1 --test-views 1",
     "batch": "batch list.txt --output out",
     "process": "process ball/train out",
     "profile": f"profile ball {TINY.split(' --backend')[0]} --steps 2 --warm-steps 1 --output out.json",
+    "tune": f"tune ball {TINY.split(' --backend')[0]} --output out.json",
     "bench render": "bench render run --quick",
+    "bench step": f"bench step ball {TINY.split(' --backend')[0]} --quick --output out.json",
+    "bench scene": f"bench scene ball {TINY.split(' --backend')[0]} --marks 1 --output out.json",
+    "bench compare": "bench compare bench.json bench.json",
     "warmup": "warmup",
     "doctor": "doctor",
     "view": "view run",
 }
-HEAVY = ("batch", "warmup", "doctor", "view")  # they train, compile or serve until Ctrl-C
+# They train, compile or serve until Ctrl-C.
+HEAVY = ("batch", "tune", "bench step", "bench scene", "warmup", "doctor", "view")
 
 
 @dataclass(frozen=True)
@@ -179,7 +192,7 @@ def flags_of(verb: str) -> list[str]:
 
     said = io.StringIO()
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
-        main([*verb.split(), "--help-all" if verb in ("train", "profile") else "--help"])
+        main([*verb.split(), "--help-all" if " --grid." in VERBS[verb] else "--help"])
     found = re.findall(r"^\W*(?:-\w, )?(--[a-z][\w.-]*)", said.getvalue(), re.MULTILINE)
     return sorted({flag for flag in found if flag not in ("--help", "--help-all")})
 
@@ -222,6 +235,9 @@ def prepare(folder: Path) -> None:
     os.chdir(folder)
     assert main(f"train ball {TINY} --steps 12 --save-every 0.2 --output run".split()) == 0
     assert main(["export", "cameras", "run", "path.json"]) == 0
+    assert main(FILES["frames/frames.json"][0].split()) == 0
+    assert main(["bench", "render", "run", "--quick", "--output", "bench.json"]) in (0, 1)
+    Path("run/crop.json").write_text('{"version": 2, "low": [-1, -1, -1], "high": [1, 1, 1]}')
     Path("list.txt").write_text(f"ball {TINY} --steps 2\nball {TINY} --steps 2 --seed 3  # again\n")
     shutil.copy(next((folder / "run" / "checkpoints").glob("*12/tensors.safetensors")), "zoo.safetensors")
     for name, (write, _) in SCENES.items():

@@ -105,6 +105,10 @@ def test_a_run_without_checkpoints_says_so(tmp_path: Path) -> None:
         latest_checkpoint(tmp_path)
 
 
+ODD_COUNTS = [("step", "x"), ("step", 1.5), ("step", -1), ("train_seconds", [[]]), ("train_seconds", math.inf)]
+ODD_COUNTS += [("n_rays", 10**400), ("lr_factor", None), ("score", "x"), ("score", 10**400)]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -112,10 +116,13 @@ def test_a_run_without_checkpoints_says_so(tmp_path: Path) -> None:
         ("[1, 2]", "not a readable checkpoint state"),
         ('{"version": 1}', "not a readable checkpoint state"),
         (json.dumps({"version": VERSION + 1}), "written by a newer nerfturbo"),
+        *(({name: value}, r"state\.json: not a readable checkpoint state") for name, value in ODD_COUNTS),
     ],
 )
-def test_broken_states_are_named(tmp_path: Path, text: str, says: str) -> None:
+def test_broken_states_are_named(tmp_path: Path, text: str | dict, says: str) -> None:
     path = save_checkpoint(tmp_path, state(1), model(), None)
+    if isinstance(text, dict):
+        text = json.dumps(json.loads((path / "state.json").read_text()) | text)
     (path / "state.json").write_text(text)
     with pytest.raises(CheckpointError, match=says):
         read_state(path)

@@ -219,9 +219,10 @@ def test_a_saved_crop_comes_back_and_can_be_taken_away(
     again._crop_on.value = False
     again._keep_crop()
     assert run.read_crop() is None and not run.crop_file.exists() and "whole scene" in again._crop_said.content
-    run.crop_file.write_text('{"version": 1, "low": [0, 0], "high": [1, 1, 1]}')
-    with pytest.raises(CheckpointError, match=r"crop.json: no box; save it again"):
-        run.read_crop()
+    for corner in ("[0, 0]", "[0, 0, -1" + "0" * 400 + "]", '["x", 0, 0]'):
+        run.crop_file.write_text(f'{{"version": 1, "low": {corner}, "high": [1, 1, 1]}}')
+        with pytest.raises(CheckpointError, match=r"crop.json: no box; save it again"):
+            run.read_crop()
     run.crop_file.write_text("nonsense")
     with pytest.raises(CheckpointError, match=r"crop.json"):
         run.read_crop()
