@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from ..data.cameras import Cameras
-from ..data.images import to_bytes
+from ..data.images import open_upright, to_bytes
 from ..files import replacing
 from ..rendering.image import RenderedImage
 from ..rendering.model import NerfModel
@@ -112,15 +112,14 @@ def save_small(path: Path, image: Tensor) -> None:
 
 def load_comparison(path: Path) -> tuple[bytes, bytes, bytes]:
     """The three images of a comparison as small files for a page: WebP, at most 480 pixels wide."""
-    parts = []
-    with Image.open(path) as image:
-        width, height = image.width // 3, image.height
-        for third in range(3):
-            part = image.convert("RGB").crop((third * width, 0, (third + 1) * width, height))
-            part.thumbnail((480, 480), Image.Resampling.LANCZOS)
-            buffer = io.BytesIO()
-            part.save(buffer, "WEBP", quality=90, method=4)
-            parts.append(buffer.getvalue())
+    parts, image = [], open_upright(path).convert("RGB")
+    width, height = image.width // 3, image.height
+    for third in range(3):
+        part = image.crop((third * width, 0, (third + 1) * width, height))
+        part.thumbnail((480, 480), Image.Resampling.LANCZOS)
+        buffer = io.BytesIO()
+        part.save(buffer, "WEBP", quality=90, method=4)
+        parts.append(buffer.getvalue())
     return parts[0], parts[1], parts[2]
 
 

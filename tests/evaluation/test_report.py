@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from nerfturbo.data.images import save_image
+from nerfturbo.errors import InputError
 from nerfturbo.evaluation.images import ERROR_AT_FULL, comparison, error_colors, load_comparison
 from nerfturbo.evaluation.report import (
     MAX_IMAGES,
@@ -136,6 +137,12 @@ def test_a_comparison_comes_apart_again(tmp_path: Path) -> None:
     parts = [Image.open(io.BytesIO(content)) for content in load_comparison(tmp_path / "a.png")]
     assert [part.size for part in parts] == [(7, 10)] * 3
     assert parts[0].getpixel((3, 5)) == (0, 0, 0) and parts[1].getpixel((3, 5)) == (255, 255, 255)
+    parts[0].save(tmp_path / "a.png", "EPS")  # of a run from elsewhere; Pillow would start Ghostscript
+    with pytest.raises(InputError, match=r"a\.png: .* got a file of EPS"):
+        load_comparison(tmp_path / "a.png")
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    with pytest.raises(InputError, match=r"a\.png"):
+        load_comparison(tmp_path / "a.png")
 
 
 def test_what_is_made_beside_a_report_is_linked(run: RunFolder, tmp_path: Path) -> None:
