@@ -166,12 +166,26 @@ def test_nothing_behind_the_camera_is_drawn_and_tiles_change_no_pixel(monkeypatc
     assert not reference(splats[behind], camera).any()
     shuffled = splats[torch.randperm(120, generator=torch.Generator().manual_seed(0))]
     torch.testing.assert_close(reference(shuffled, camera), whole)
-    window = (13, 9, 40, 30)  # the derivative beyond a picture's border depends on where that is
-    part = reference(splats * (splats[:, POINT].norm(dim=-1) < 0.4)[:, None], through(camera, window))
-    assert part.shape == (30, 40, 4)
+    places, _ = camera.project(torch.zeros(120, dtype=torch.int64), splats[:, POINT])
+    low, high = torch.tensor([13, 9]), torch.tensor([53, 39])
+    near = (torch.maximum(low - places, places - high) < 0.149 * camera.focal).all(-1)
+    part = reference(splats[near & ~behind], through(camera, (13, 9, 40, 30)))
+    torch.testing.assert_close(part, reference(splats[near & ~behind], camera)[9:39, 13:53])
     for tile in (8, 64):
         monkeypatch.setattr(raster, "TILE", tile)
         torch.testing.assert_close(reference(splats, camera), whole)
+
+
+@pytest.mark.parametrize("side", [(-1.0, 0.0), (1.0, 0.0), (0.0, -1.0), (0.0, 1.0)])
+def test_splats_far_outside_the_picture_veil_nothing(side: tuple[float, float]) -> None:
+    """The largest would cover all of it, by a derivative that holds at their middle alone."""
+    camera, splat = view(60, 40), some_splats(2)[1:]
+    splat[:, SCALES], splat[:, OPACITY] = 0.0, 5.0
+    border = torch.tensor(side) * 0.5 * camera.size / camera.focal
+    for beyond, drawn in ((0.14, True), (0.16, False)):
+        local = torch.cat([border[0] + torch.tensor(side) * beyond, torch.ones(1)]) * torch.tensor([1.0, -1.0, -1.0])
+        splat[:, POINT] = camera.camera_to_world[0, :, :3] @ local + camera.positions[0]
+        assert bool(reference(splat, camera).any()) is drawn
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])

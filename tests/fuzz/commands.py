@@ -345,7 +345,8 @@ def run_case(case: Case, folder: Path, memory: int | None = None) -> str | None:
         return f"exit {code}: {said[-600:]}"
     if code == 2 and not any(name in said for name in case.about):
         return f"needs a package: {said[-200:]}" if "pip install" in said else f"not named: {said[-600:]}"
-    if (folder / ".strange").is_file() and (strange := (folder / ".strange").read_text()):
+    strange = (folder / ".strange").read_text() if (folder / ".strange").is_file() else ""
+    if strange and "../nothing" not in case.words:  # which asks for a file outside
         return f"outside its folders: {strange[:600]}"
     if scene != {file: file.stat().st_mtime_ns for name in ("ball", "scenes") for file in (folder / name).rglob("*")}:
         return "the scene's folder was changed"

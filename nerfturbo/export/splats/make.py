@@ -19,7 +19,7 @@ from .. import Progress, quiet
 from ..mesh import COLOR_REACH, colors_from_outside, voxel_size
 from ..points import RIM, surface_pixels
 from . import BASE, N_VALUES, OPACITY, POINT, REST, SCALES, TURN, WIDTHS
-from .raster import render
+from .raster import BEYOND, render
 
 LOOKS = 4.0  # pixels that are rendered for each splat
 WIDTH, THICKNESS = 0.55, 0.12  # deviations of a seed along and across the surface, in distances of seeds
@@ -28,8 +28,7 @@ FINEST = 3.5  # radii of a pixel between splats, at least
 SIDES = 6  # from which a colour is looked at
 RIDGE = 0.02  # that holds down harmonics, the finer the more, of which few sides say little
 CHUNK = 1 << 14
-WINDOW = {"cpu": 128, "cuda": 512}  # pixels a side of what one step draws
-MARGIN = 32  # and beyond it, in which splats still count
+WINDOW = {"cpu": 128, "cuda": 1024}  # pixels a side of what one step draws
 RATES = (0.1, 0.02, 0.004, 0.05, 0.03, 0.02)  # of learning, in the order of WIDTHS; positions in sizes of seeds
 FINAL = 0.1  # of the rates
 RULE = AdamRule(betas=(0.9, 0.99), eps=1e-12)
@@ -170,9 +169,9 @@ def refine(splats: Tensor, cameras: Cameras, teacher: Teacher, *, pace: Iterable
         left, top = (int(torch.randint(max(1, whole - side + 1), (), generator=generator)) for whole in (width, height))
         window = (left, top, min(side, width), min(side, height))
         camera = through(cameras[index], window)
-        places, ahead = camera.project(torch.zeros(1, dtype=torch.int64), (free * rates)[:, POINT])
-        inside = ((places > -MARGIN) & (places < camera.size + MARGIN)).all(-1) & (ahead > 0.0)
-        rows = inside.nonzero()[:, 0]
+        places, ahead = camera.project(torch.zeros(1, dtype=torch.int64), free[:, POINT] * rates[:, POINT])
+        edge = BEYOND * camera.focal
+        rows = (((places > -edge) & (places < camera.size + edge)).all(-1) & (ahead > 0.0)).nonzero()[:, 0]
         some = free[rows].requires_grad_()
         error = render(some * rates[rows], camera) - teacher(index, window)
         error = error[..., :3] - error[..., 3:] * torch.rand(3, generator=generator).to(splats.device)  # any background

@@ -23,7 +23,7 @@ NEAR = 0.01  # what is nearer to the camera's plane is not drawn
 LOW_PASS = 0.3  # pixels squared that are added to the variance on the picture
 LEAST_ALPHA, MOST_ALPHA = 1.0 / 255.0, 0.99
 LAST_LIGHT = 1e-4
-BEYOND = 1.3  # of the picture's half width: further out the derivative is that at this place
+BEYOND = 0.15  # focal lengths outside the picture, from where splats are not drawn: large ones would veil all of it
 TILE = 16
 
 
@@ -55,17 +55,17 @@ class _Composite(Node):
 
 def project(splats: Tensor, camera: Cameras) -> tuple[Tensor, Tensor]:
     """(n, 9): middle on the picture 2, inverse covariance (xx, xy, yy) there 3, opacity, colour 3; and depths (n,). Of
-    splats that are not ahead of the camera the opacity is zero."""
+    splats that are not ahead of the camera, or beside its picture, the opacity is zero."""
     points, base, rest, opacity, scales, turns = splats.split(WIDTHS, dim=-1)
     focal, center, size = (value[0].to(splats.dtype) for value in (camera.focal, camera.center, camera.size))
     pose = opengl_to_opencv(camera.camera_to_world)[0].to(splats.dtype)
     axes, eye = pose[:, :3].T, pose[:, 3]
     local = (points - eye) @ axes.T
-    ahead = local[:, 2:] > NEAR
-    local = torch.where(ahead, local, local.new_tensor([0.0, 0.0, 1.0]))
-    plane, middle, half = local[:, :2] / local[:, 2:], (0.5 * size - center) / focal, 0.5 * BEYOND * size / focal
-    bent = torch.minimum(torch.maximum(plane, middle - half), middle + half)
-    slopes = (focal / local[:, 2:])[..., None] * (axes[:2] - bent[..., None] * axes[2])  # (n, 2, 3), by the world
+    aside = (local[:, :2] - (0.5 * size - center) / focal * local[:, 2:]).abs() - 0.5 * size / focal * local[:, 2:]
+    drawn = (local[:, 2:] > NEAR) & (aside < BEYOND * local[:, 2:]).all(-1, keepdim=True)
+    local = torch.where(drawn, local, local.new_tensor([0.0, 0.0, 1.0]))
+    plane = local[:, :2] / local[:, 2:]
+    slopes = (focal / local[:, 2:])[..., None] * (axes[:2] - plane[..., None] * axes[2])  # (n, 2, 3), by the world
     spread = rotations(torch.nn.functional.normalize(turns, dim=-1)) * scales.exp()[:, None]
     across, down = ((slopes[:, row, :, None] * spread).sum(1) for row in (0, 1))  # (n, 3), by its axes
     xx, xy, yy = ((one * other).sum(-1) for one, other in ((across, across), (across, down), (down, down)))
@@ -73,7 +73,7 @@ def project(splats: Tensor, camera: Cameras) -> tuple[Tensor, Tensor]:
     inverse = inverse / ((xx + LOW_PASS) * (yy + LOW_PASS) - xy * xy)[:, None]
     basis = spherical_harmonics(torch.nn.functional.normalize(points - eye, dim=-1), 4)[:, None]
     colors = (rest.view(-1, 3, 15) * basis[..., 1:]).sum(-1) + base * basis[..., 0] + 0.5
-    values = [plane * focal + center, inverse, opacity.sigmoid() * ahead, colors.clamp_min(0.0)]
+    values = [plane * focal + center, inverse, opacity.sigmoid() * drawn, colors.clamp_min(0.0)]
     return torch.cat(values, dim=-1), local[:, 2]
 
 

@@ -34,10 +34,11 @@ void main() {
   color = vec4(packed & 255u, (packed >> 8) & 255u, (packed >> 16) & 255u, packed >> 24) / 255.0;
   vec3 local = transpose(axes) * (head.xyz - eye);
   if (local.z <= 0.01 || color.a * 255.0 <= 1.0) return;
-  vec2 plane = local.xy / local.z, middle = (0.5 * size - lens.zw) / lens.xy, beyond = 0.65 * size / lens.xy;
-  vec2 bent = clamp(plane, middle - beyond, middle + beyond), scale = lens.xy / local.z;
+  vec2 plane = local.xy / local.z, scale = lens.xy / local.z;
+  vec2 beside = abs(plane - (0.5 * size - lens.zw) / lens.xy) - 0.5 * size / lens.xy;
+  if (max(beside.x, beside.y) >= 0.15) return; // large splats far outside would veil the picture
   mat3 covariance = mat3(one.x, one.y, one.z, one.y, one.w, two.x, one.z, two.x, two.y);
-  vec3 across = scale.x * (axes[0] - bent.x * axes[2]), down = scale.y * (axes[1] - bent.y * axes[2]);
+  vec3 across = scale.x * (axes[0] - plane.x * axes[2]), down = scale.y * (axes[1] - plane.y * axes[2]);
   float xx = dot(across, covariance * across) + 0.3, yy = dot(down, covariance * down) + 0.3;
   float xy = dot(across, covariance * down);
   float mean = 0.5 * (xx + yy), apart = length(vec2(0.5 * (xx - yy), xy));
