@@ -378,7 +378,7 @@ def test_splats_of_a_trained_field_come_close_to_it(toybox: NerfModel) -> None:
         after = compare(toybox, test, lambda *view: (picture(made, *view), None), views=2)
     assert steps == 60 and 0.5 * len(seeds) < len(made) <= len(seeds) <= 4000
     assert after.against_photos is not None and before.against_photos is not None
-    assert after.field_against_photos == before.field_against_photos is not None
+    assert after.field_against_photos is not None and after.field_against_photos == before.field_against_photos
     assert before.against_photos > 15.0 and after.against_photos > before.against_photos + 2.0
     assert after.against_photos > after.field_against_photos - 3.0
 
