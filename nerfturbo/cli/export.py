@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from ..errors import InputError, counted
+from ..errors import CheckpointError, InputError, counted
 from ..export import check_ending, paced
 from .common import OpenRun, RunArgs, box_of, check_new, learned_cameras, open_views, opened_run, print_json
 from .flags import Box, Count, Number, check_within, parse
@@ -414,6 +415,9 @@ def _export(args: ExportArgs, work: Callable[[OpenRun, Display], Made], *, folde
     size = sum(one.stat().st_size for one in (args.out, *args.out.rglob("*")) if one.is_file())
     document = {"file": str(args.out), "bytes": size, **made, "seconds": seconds}
     document |= peak_memory(opened.model.device)
+    with contextlib.suppress(OSError, CheckpointError):  # the file is there, whatever the run's own are like
+        if metrics := opened.run.read_metrics():  # else training is not over
+            opened.run.write_metrics(metrics | {"exports": (metrics.get("exports") or {}) | {args.out.name: document}})
     if args.json:
         print_json(document)
         return 0

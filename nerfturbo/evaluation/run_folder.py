@@ -20,7 +20,7 @@ from .results import versions
 SCHEMA_VERSION = 2
 ROOM = 1 << 20  # bytes that must fit where something is to be written
 _CLAIMS: dict[Path, int] = {}  # folders that this process trains in, and what keeps others away
-_METRICS: dict[str, Any] = dict.fromkeys(("machine", "protocol"), dict)  # what is compared
+_METRICS: dict[str, Any] = dict.fromkeys(("machine", "protocol", "exports"), dict)  # what is compared
 _METRICS |= dict.fromkeys(("steps", "train_seconds", "rays_per_second", "psnr", "ssim", "lpips"), (int, float))
 _METRICS |= dict.fromkeys(("peak_memory_bytes", "peak_gpu_memory_bytes"), (int, float))
 _OWN_FILES = ("config.json", "metrics.json", "log.jsonl", "report.html", "turntable.gif", "turntable.mp4", "crop.json")

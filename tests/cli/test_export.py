@@ -34,6 +34,7 @@ def test_every_export_writes_its_file(
         return
     assert result.code == 0, result.err
     assert Path(out).stat().st_size == result.json["bytes"] > 0 and result.json["seconds"] > 0
+    assert RunFolder(run_folder).read_metrics()["exports"][out] == result.json
     if kind == "splats":
         header = Path(out).read_bytes().find(b"end_header\n") + len("end_header\n") if out == "a.ply" else 0
         assert result.json["bytes"] == header + (248 if header else 32) * result.json["splats"] > header
