@@ -640,11 +640,12 @@ def capture_meshes() -> str:
 
 
 def splats() -> str:
-    columns = {"capture": "{scene}, {width}x{height}", "splats": "{splats:,}", "size": "{megabytes:.0f} MB"}
-    columns |= {"time": "{seconds:.0f} s", "steps": "{tune_steps:,}", "to the field": "{against_field:.1f} dB"}
+    columns = {"capture": "{scene}, {width}x{height}", "machine": "{on}", "splats": "{splats:,}"}
+    columns |= {"size": "{megabytes:.0f} MB", "time": "{seconds:.0f} s", "steps": "{tune_steps:,}"}
+    columns |= {"to the field": "{against_field:.1f} dB"}
     columns |= {"to the photos (the field)": "{against_photos:.1f} dB ({field_against_photos:.1f})"}
-    columns |= {"GPU memory": "{peak_gpu_bytes:GB}"}
-    return listed([{**row, **row["score"]} for row in values("h200/splats")], columns)
+    names = {"h200": "H200", "cpu": "two x86 cores"}
+    return listed(({**row, **row["score"], "on": names[on]} for on in names for row in values(f"{on}/splats")), columns)
 
 
 def web() -> str:
