@@ -52,7 +52,7 @@ QUALITY: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("distortion loss", "loss", {"distortion": 1e-3}),
     ("opacity entropy", "loss", {"opacity": 1e-4}),
     ("decay of hash levels", "optim", {"table_decay": 0.1}),
-    ("scale-aware features", "field", {"anti_alias": True}),
+    ("scale-aware features", "field", {"anti_alias": 1}),
     ("thinned samples", "sampler", {"merge_weak_samples": 0.05}),
     ("finer steps in pictures", "render", {"eval_refine": 2}),
     ("four rays a pixel in pictures", "render", {"eval_rays": 2}),

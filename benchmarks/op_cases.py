@@ -24,7 +24,7 @@ from nerfturbo.ops.adam import (
 from nerfturbo.ops.composite import Thinning, composite_pixels, merge_weak_samples, visibility
 from nerfturbo.ops.composite_loss import RayLossRule, composite_loss, ray_losses
 from nerfturbo.ops.frame import absorb_samples, finish_rays, next_samples, start_rays
-from nerfturbo.ops.hash_encode import fade_levels
+from nerfturbo.ops.hash_encode import hash_encode
 from nerfturbo.ops.intervals import Space, interval_weights, place_intervals
 from nerfturbo.ops.march import OccupancyBits, StepRule, decay_and_max, pack_bits, threshold_bits
 from nerfturbo.ops.mlp import fused_mlp, wide_mlp
@@ -145,7 +145,7 @@ CALLS |= {
     "contracted_positions": lambda x: sample_positions(x.origins, x.directions, samples_of(x), **CUBE),
     "place_intervals": lambda x: place_intervals(x.places, x.origins, x.directions, near=x.near, far=x.far, **MIXED),
     "interval_weights": lambda x: interval_weights(x.density, x.distances),
-    "fade_levels": lambda x: fade_levels(x.encoding, x.footprints, LAYOUT),
+    "encode_regions": lambda x: hash_encode(x.positions, x.table, LAYOUT, footprints=x.footprints),
     "fused_mlp": lambda x: fused_mlp(x.inputs, starting(x, "weight")),
     "wide_mlp": lambda x: wide_mlp(x.inputs, starting(x, "weight"), starting(x, "bias"), skip=2, relu_last=True),
     "ngp_field": lambda x: ngp_field(x.encoding, x.directions, x.rays, ngp_weights(x)),
@@ -259,8 +259,9 @@ def _of_ngp(draw: MoreDraw) -> Iterator[OpCase]:
     both = ("positions", "table")
     yield OpCase("hash_encode", size + ", to positions too", field, both, tolerance=2e-3, outliers=1e-2)
 
-    encoded = {"encoding": draw.normal(32, n).t(), "footprints": draw.uniform(n) * 0.02}
-    yield OpCase("fade_levels", f"{n:,} points, 16 levels", encoded, ("encoding",))
+    regions = field | {"positions": draw.uniform(6, n, 3).transpose(0, 1), "footprints": draw.uniform(n, 6) * 0.02}
+    yield OpCase("encode_regions", size + ", 6 each", regions, ("table",), tolerance=2e-3)
+    encoded = {"encoding": draw.normal(32, n).t()}
     yield OpCase("ngp_field", f"{n:,} points", encoded | rays | field, ("encoding", *learned), tolerance=5e-3)
     yield OpCase("ngp_density_logits", size, field, tolerance=5e-3)
     yield OpCase("ngp_logits", size, rays | field, tolerance=5e-3)

@@ -194,8 +194,8 @@ class NgpConfig(_HashConfig):
     kind: ClassVar[str] = "ngp"
     initial_density: Annotated[float, In(0.0, 1e6, "(]")] = 1.0
     """Density everywhere at the start, per unit of length. A thin start leaves less fog before the cameras."""
-    anti_alias: bool = False
-    """Fade out levels finer than a pixel's footprint (Zip-NeRF), for images from many distances."""
+    anti_alias: Literal[0, 1, 6] = 0
+    """Points of a pixel's cone whose features count, levels finer than its footprint faded: 6 as Zip-NeRF; 0 is off."""
 
 
 @dataclass(frozen=True)

@@ -41,14 +41,14 @@ SECONDS = 60  # that the tests of one bug may take beyond four times their own; 
 NEAR: dict[str, str] = {
     "ops/composite/reference.py": "ops/test_composite.py ops/test_merge_weak_samples.py",
     "ops/composite_loss/reference.py": "ops/test_composite_loss.py ops/test_ray_losses.py",
-    "ops/hash_encode/reference.py": "ops/test_hash_encode.py ops/test_fade_levels.py kernels/test_hash_encode.py",
+    "ops/hash_encode/reference.py": "ops/test_hash_encode.py ops/test_encode_regions.py kernels/test_hash_encode.py",
     "ops/intervals/reference.py": "ops/test_intervals.py ops/test_importance.py sampling/test_proposals.py",
     "ops/march/reference.py": "ops/test_march.py ops/test_occupancy.py",
     "ops/mlp/reference.py": "ops/test_fused_mlp.py",
     "ops/ngp/reference.py": "ops/test_ngp_field.py ops/test_ngp_visibility.py ops/test_ngp_query.py",
     "ops/packed/reference.py": "ops/test_packed.py ops/test_gather.py ops/test_merge_weak_samples.py",
     "ops/pixels/reference.py": "ops/test_draw_pixels.py ops/test_choose_pixels.py ops/test_camera_rays.py",
-    "ops/positions/reference.py": "ops/test_sample_positions.py ops/test_aabb.py",
+    "ops/positions/reference.py": "ops/test_sample_positions.py ops/test_aabb.py ops/test_cones.py",
     "ops/random/reference.py": "ops/test_random.py",
     "ops/spherical_harmonics/reference.py": "ops/test_spherical_harmonics.py",
     "ops/voxels/reference.py": "ops/test_voxel_lookup.py",
@@ -106,7 +106,7 @@ NEAR |= {name.replace("reference", "cpu"): tests for name, tests in NEAR.items()
 TRITON = ("adam", "composite", "hash_encode", "march", "packed", "mlp")
 KERNELS = {
     "mlp": "kernels/test_fused_mlp.py kernels/test_wide_mlp.py ops/test_fused_mlp.py",
-    "hash_encode": "kernels/test_hash_encode.py ops/test_hash_encode.py ops/test_fade_levels.py",
+    "hash_encode": "kernels/test_hash_encode.py ops/test_hash_encode.py ops/test_encode_regions.py",
     "march": "kernels/test_march.py ops/test_march.py ops/test_occupancy.py",
     "composite": "kernels/test_composite.py ops/test_composite.py ops/test_merge_weak_samples.py",
     "packed": "kernels/test_packed.py ops/test_packed.py ops/test_merge_weak_samples.py",

@@ -10,10 +10,10 @@ from ..config import NgpConfig
 from ..ops import GradientSink
 from ..ops.composite import Thinning, visible_codes
 from ..ops.frame import NextSamples
-from ..ops.hash_encode import HashLayout, fade_levels, hash_encode, level_weights
+from ..ops.hash_encode import HashLayout, hash_encode, level_weights
 from ..ops.mlp import fused_mlp
 from ..ops.ngp import NgpDensity, NgpGrid, NgpWeights, ngp_field, ngp_query, skips_unused
-from ..ops.positions import Contraction, fold, fold_scale, sample_positions, unit_positions
+from ..ops.positions import CONE_WIDTH, Contraction, cone_positions, fold, sample_positions, unit_positions
 from ..ops.spherical_harmonics import spherical_harmonics
 from ..types import Aabb, PackedSamples, Rays
 from .field import Buffers, Connected
@@ -189,14 +189,13 @@ class NgpEvaluator:
 
 
 class AntiAliasedNGP(InstantNGP):
-    """Instant-NGP that knows how wide a pixel is: hash levels finer than a sample's footprint fade out. A pixel's cone
-    is `pixel_radii * t` wide at distance t. The standard deviation of a disc is half its radius; over the size of the
-    box it is the footprint that `ops.fade_levels` takes. Images from further away, or of fewer pixels, then see a
-    smoother field instead of samples of a sharp one. `footprint`, a buffer, is what counts where no camera looks: for
-    the grid, for meshes, for rays without `pixel_radii`. Set it to a typical one of the training rays
-    (`set_footprint`).
+    """Instant-NGP that knows how wide a pixel is: features are those of a part of its cone, of radius `pixel_radii * t`
+    at distance t (`ops.cone_positions`), and hash levels finer than that fade out. Images from further away, or of
+    fewer pixels, then see a smoother field instead of samples of a sharp one. `footprint`, a buffer, is what counts
+    where no camera looks: for the grid, for meshes, for rays without `pixel_radii`. Set it to a typical one of the
+    training rays (`set_footprint`).
 
-    >>> field = AntiAliasedNGP(Aabb.cube(1.0), NgpConfig(log2_entries=10))
+    >>> field = AntiAliasedNGP(Aabb.cube(1.0), NgpConfig(log2_entries=10, anti_alias=6))
     >>> field.set_footprint(0.01)  # a pixel's radius at its typical distance, in the scene's unit
     >>> round(field.footprint.item(), 4)  # half of it, over the side of the box
     0.0025
@@ -206,43 +205,50 @@ class AntiAliasedNGP(InstantNGP):
     footprint: Tensor  # () fp32
 
     def __init__(self, aabb: Aabb, config: NgpConfig | None = None, *, seed: int = 0) -> None:
-        super().__init__(aabb, config, seed=seed)
+        super().__init__(aabb, config or NgpConfig(anti_alias=1), seed=seed)
+        self.points = int(self.config.anti_alias)
         self.register_buffer("footprint", torch.zeros(()))
-
-    @property
-    def unit(self) -> float:
-        """What a footprint of 1 is long: the mean side of the box."""
-        return sum(self.aabb.size) / 3.0
 
     def set_footprint(self, radius: float) -> None:
         """The footprint where no camera looks, from a cone's radius in the unit of the scene."""
-        self.footprint.fill_(0.5 * radius / self.unit * (1.0 if self.contraction == "none" else 0.5))
+        size = sum(self.aabb.size) / 3.0 * (1.0 if self.contraction == "none" else 2.0)
+        self.footprint.fill_(CONE_WIDTH[1] * radius / size)
+
+    def _typical(self, values: Tensor) -> Tensor:
+        """Values (n, n_levels * n_features) as they count where no camera looks."""
+        levels = level_weights(self.footprint[None], self.encoding.layout)[0]
+        return values * levels.repeat_interleave(self.config.n_features).to(values)
 
     @property
     def faded_weights(self) -> NgpWeights:
         """For reading the encoding as it is, where no camera looks: the typical footprint is in the first matrix."""
-        weights, levels = super().faded_weights, level_weights(self.footprint[None], self.encoding.layout)[0]
-        faded = weights.density_in.detach() * levels.repeat_interleave(self.config.n_features)
-        return weights._replace(density_in=faded)
+        weights = super().faded_weights
+        return weights._replace(density_in=self._typical(weights.density_in.detach()))
 
-    def footprints(self, rays: Rays, ray_indices: Tensor, middle: Tensor, unit_positions: Tensor) -> Tensor:
-        """(n,) at distances `middle` (n,) along these rays; `ray_indices` (n,) must be valid ones."""
-        if rays.pixel_radii is None:
-            return self.footprint.expand(middle.shape[0])
-        wide = rays.pixel_radii[ray_indices.long()] * (middle.abs() * (0.5 / self.unit))
-        return wide if self.contraction == "none" else wide * fold_scale(unit_positions, self.contraction)
+    @property
+    def bytes_per_sample(self) -> int:
+        return super().bytes_per_sample + 32 * self.points
 
-    def _faded(self, unit_positions: Tensor, footprints: Tensor, n_used: Tensor | None = None) -> Tensor:
-        return fade_levels(super()._encode(unit_positions, n_used), footprints, self.encoding.layout, n_used=n_used)
+    def regions(self, rays: Rays, samples: PackedSamples) -> tuple[Tensor, Tensor]:
+        """Positions (n, points, 3) and footprints (n, points) of samples. Gradients to rays are those of the middle."""
+        radii, middle = rays.pixel_radii, None
+        if radii is None or rays.origins.requires_grad or rays.directions.requires_grad:
+            middle = self._sample_positions(rays, samples)[:, None]
+        if radii is None:
+            assert middle is not None
+            return middle, self.footprint.expand(middle.shape[:2])
+        space = {"points": self.points, "aabb": self.aabb, "contraction": self.contraction}
+        positions, footprints = cone_positions(rays.origins, rays.directions, radii, samples, **space)
+        return positions if middle is None else positions + (middle - middle.detach()), footprints
 
     def _encode(self, unit_positions: Tensor, n_used: Tensor | None = None) -> Tensor:
         """Where no camera looks."""
-        return self._faded(unit_positions, self.footprint.expand(unit_positions.shape[0]), n_used)
+        return self._typical(super()._encode(unit_positions, n_used))
 
     def _sample_encoding(self, rays: Rays, samples: PackedSamples) -> Tensor:
-        positions = self._sample_positions(rays, samples)
-        footprints = self.footprints(rays, samples.ray_indices, samples.midpoints(), positions)
-        return self._faded(positions, footprints, samples.n_samples)
+        positions, footprints = self.regions(rays, samples)
+        encoding = self.encoding(positions, samples.n_samples, footprints=footprints)
+        return encoding if self.level_weights is None else encoding * self._feature_weights().to(encoding)
 
     @torch.no_grad()
     def sample_density(self, rays: Rays, samples: PackedSamples) -> Tensor:
@@ -254,7 +260,7 @@ class AntiAliasedNGP(InstantNGP):
 
 
 class FadedEvaluator(NgpEvaluator):
-    """The same with levels that fade by the footprint of the pixel."""
+    """The same for the parts of pixels' cones."""
 
     field: AntiAliasedNGP
 
@@ -263,12 +269,12 @@ class FadedEvaluator(NgpEvaluator):
         # Rows from `n_used` on may hold anything at all.
         field, used = self.field, torch.arange(samples.positions.shape[0], device=self.table.device) < samples.n_used
         n_used, ray_indices = used.sum(dtype=torch.int32), torch.where(used, samples.ray_indices, 0)
-        unit = fold(samples.positions, field.contraction)
-        encoding = hash_encode(unit, self.table, self.layout, n_used=n_used)
-        footprints = field.footprints(self.rays, ray_indices, (samples.t_starts + samples.t_ends) * 0.5, unit)
-        faded = fade_levels(encoding, footprints, self.layout, n_used=n_used)
+        starts, ends = (torch.where(used, t, 0.0) for t in (samples.t_starts, samples.t_ends))
+        packed = PackedSamples(starts, ends, ray_indices, used.new_zeros(len(self.rays) + 1, dtype=torch.int32))
+        positions, footprints = field.regions(self.rays, packed)
+        encoding = hash_encode(positions, self.table, self.layout, footprints=footprints, n_used=n_used)
         weights = InstantNGP.faded_weights.fget(field)  # type: ignore[attr-defined]
-        logits = ngp_field(faded, self.angular.to(faded.dtype), ray_indices, weights, n_used=n_used)
+        logits = ngp_field(encoding, self.angular.to(encoding.dtype), ray_indices, weights, n_used=n_used)
         return logits[:, 3], logits[:, :3]
 
 

@@ -172,9 +172,10 @@ class HashGrid(Connected):
     def connect(self, buffers: Buffers) -> None:
         self.half, self.sink = buffers.half(self.table), buffers.sink(self.table)
 
-    def forward(self, positions: Tensor, n_used: Tensor | None = None) -> Tensor:
-        """(n, n_levels * n_features) for positions (n, 3) in [0, 1]^3."""
-        return hash_encode(positions, self.table, self.layout, half=self.read, sink=self.sink, n_used=n_used)
+    def forward(self, positions: Tensor, n_used: Tensor | None = None, *, footprints: Tensor | None = None) -> Tensor:
+        """(n, n_levels * n_features) for positions (n, 3) in [0, 1]^3, or for regions (`hash_encode`)."""
+        options = {"half": self.read, "sink": self.sink, "n_used": n_used}
+        return hash_encode(positions, self.table, self.layout, footprints=footprints, **options)
 
     def for_export(self) -> nn.Module:
         """A module of plain torch, in fp32 on the CPU, that computes the same: for tracing."""

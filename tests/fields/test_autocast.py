@@ -21,7 +21,7 @@ NGP = configs.NgpConfig(4, 2, 10, 64, 16)
 VANILLA = configs.VanillaConfig(width=32, depth=6)
 FIELDS: dict[str, Any] = {
     "ngp": NGP,
-    "ngp anti-aliased": replace(NGP, anti_alias=True),
+    "ngp anti-aliased": replace(NGP, anti_alias=6),
     "ngp-time": configs.DynamicNgpConfig(4, 2, 10, 64, 16, motion_log2_entries=8, motion_resolution=8),
     "vanilla": VANILLA,
     "vanilla checkpointed": VANILLA,

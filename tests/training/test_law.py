@@ -66,7 +66,7 @@ CHANGES: dict[str, Any] = {
     "field.ngp.max_resolution": 24,
     "field.ngp.width": 32,
     "field.ngp.initial_density": 0.1,
-    "field.ngp.anti_alias": True,
+    "field.ngp.anti_alias": 1,
     "field.ngp-time.n_levels": 3,
     "field.ngp-time.n_features": 4,
     "field.ngp-time.log2_entries": 6,

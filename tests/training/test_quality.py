@@ -195,8 +195,9 @@ def test_pictures_in_finer_steps_and_with_more_rays() -> None:
         changed(config, "render", eval_rays=0)
 
 
-def test_anti_aliased_fields_see_wide_pixels_as_smoother() -> None:
-    config = changed(tiny_config(steps=20), "field", anti_alias=True)
+@pytest.mark.parametrize("points", [1, 6])
+def test_anti_aliased_fields_see_wide_pixels_as_smoother(points: int) -> None:
+    config = changed(tiny_config(steps=20), "field", anti_alias=points)
     made = Trainer(config, ball_scene())
     field = made.model.field
     assert isinstance(field, AntiAliasedNGP)
@@ -206,7 +207,7 @@ def test_anti_aliased_fields_see_wide_pixels_as_smoother() -> None:
     ratio = batch.rays.pixel_radii / plain.pixel_radii
     assert ratio.min() > 0.8 and ratio.max() <= 1.001  # a pixel at the border is a little further from the eye
     distance = float(made.scene.cameras.positions[0].norm())
-    typical = float(plain.pixel_radii[0]) * distance * 0.5 / field.unit
+    typical = float(plain.pixel_radii[0]) * distance * 0.5 / (sum(field.aabb.size) / 3.0)
     assert float(field.footprint) == pytest.approx(typical, rel=0.02)
     before = evaluate(made.model, ball_scene("test"), with_ssim=False).psnr
     made.fit()
@@ -217,8 +218,9 @@ def test_anti_aliased_fields_see_wide_pixels_as_smoother() -> None:
     assert spread[1] < 0.05 * spread[0]  # all levels gone: the same everywhere
 
 
-def test_anti_aliased_pictures_are_those_of_its_samples() -> None:
-    made = Trainer(changed(tiny_config(steps=20), "field", anti_alias=True), ball_scene())
+@pytest.mark.parametrize("points", [1, 6])
+def test_anti_aliased_pictures_are_those_of_its_samples(points: int) -> None:
+    made = Trainer(changed(tiny_config(steps=20), "field", anti_alias=points), ball_scene())
     made.fit()
     model, cameras = made.model.eval(), ball_scene("test").cameras
     settings, rays = model.settings, cameras.image_rays(0)
@@ -290,21 +292,22 @@ def test_every_switch_has_its_row() -> None:
 
 def test_anti_aliased_fields_cover_contracted_space() -> None:
     """Far away a pixel's cone is wide, but space is folded as much: levels fade by what is left of it."""
-    contracted = changed(changed(tiny_config(), "field", anti_alias=True), "grid", contraction="cube")
+    contracted = changed(changed(tiny_config(), "field", anti_alias=1), "grid", contraction="cube")
     field = Trainer(contracted, ball_scene()).model.field
     ray = Rays(torch.zeros(1, 3), torch.tensor([[0.0, 0.0, 1.0]]), pixel_radii=torch.tensor([0.01]))
     half = field.aabb.size[2] / 2.0
     for away in (0.5, 1.0, 3.0, 100.0):  # half boxes from the middle
         step = torch.tensor([away * half])
         sample = PackedSamples.from_counts(torch.tensor([1]), step, step)
-        unit = field._sample_positions(ray, sample)
-        found = float(field.footprints(ray, sample.ray_indices, sample.midpoints(), unit))
+        found = float(field.regions(ray, sample)[1])
         place = torch.tensor([0.5, 0.5, 0.5 + 0.5 * away], dtype=torch.float64)
         determinant = torch.autograd.functional.jacobian(lambda x: fold(x, "cube"), place).det()
-        assert found == pytest.approx(0.005 * away * half / field.unit * float(determinant) ** (1 / 3), rel=1e-4)
+        assert found == pytest.approx(
+            0.015 * away * half / sum(field.aabb.size) * float(determinant) ** (1 / 3), rel=1e-4
+        )
     field.footprint.fill_(1e-9)
     positions, directions = torch.rand(9, 3) * 40.0 - 20.0, torch.nn.functional.normalize(torch.randn(9, 3), dim=-1)
-    plain = InstantNGP(field.aabb, replace(field.config, anti_alias=False))
+    plain = InstantNGP(field.aabb, replace(field.config, anti_alias=0))
     plain.load_state_dict({name: value for name, value in field.state_dict().items() if name != "footprint"})
     plain.contraction = "cube"
     for one, other in zip(field(positions, directions), plain(positions, directions), strict=True):

@@ -5,11 +5,12 @@ lands at p = x * s_l + 0.5, so that the nodes of different levels do not coincid
 corner nodes are looked up and blended by the fraction p - floor(p). A level whose nodes fit the table is stored
 densely (x fastest); a finer one is hashed: (x * 1) xor (y * 2654435761) xor (z * 805459861), modulo the table's size.
 
-`fade_levels`: a level counts less for a sample whose footprint is wider than the level's cells (Zip-NeRF),
+A sample may stand for a region (Zip-NeRF): several points of it, each with a footprint. A level then gives the mean of
+its features at the points, and counts less for a point whose footprint is wider than the level's cells,
 
     weight_l = erf(1 / (sqrt(8) * footprint * s_l))
 
-with `footprint` the standard deviation of the region that a sample stands for, in the unit of positions.
+with `footprint` the standard deviation of what a point stands for, in the unit of positions.
 """
 
 import functools
@@ -96,6 +97,7 @@ def hash_encode(
     table: Tensor,
     layout: HashLayout,
     *,
+    footprints: Tensor | None = None,
     half: Tensor | None = None,
     sink: GradientSink | None = None,
     n_used: Tensor | None = None,
@@ -103,7 +105,8 @@ def hash_encode(
     """(n, n_levels * n_features) in the table's dtype: level after level, each with its features.
 
     Differentiable to `table` (n_entries, n_features) and to `positions` (n, 3), which are clamped to [0, 1] (no
-    gradient past the border). Positions stay fp32; weights and sums are fp32 also for a half table.
+    gradient past the border). Positions stay fp32; weights and sums are fp32 also for a half table. With `footprints`
+    (n, points) >= 0, positions are (n, points, 3): the mean over each row's points, of levels that fade.
 
     For mixed precision, `table` is the fp32 master and `half` its copy in half precision: the copy is read and sets
     the result's dtype, the gradient goes to the master. A `sink` with one buffer takes the table's gradient in place of
@@ -117,15 +120,20 @@ def hash_encode(
     >>> hash_encode(torch.rand(5, 3), torch.ones(layout.n_entries, 2), layout).mean().round(decimals=4)
     tensor(1.)
     """
-    check_tensor("positions", positions, ("n", 3))
+    check_tensor("positions", positions, ("n", 3) if footprints is None else ("n", "points", 3))
     check_tensor("table", table, (layout.n_entries, layout.n_features))
-    check_device(positions=positions, table=table, half=half)
+    check_device(positions=positions, table=table, half=half, footprints=footprints)
     check_count(n_used, positions.device)
     if half is not None:
         check_tensor("half", half, tuple(table.shape))
     check_sink(sink, ["table"], [table])
-    encode = implementation("hash_encode", "hash_encode", positions)
-    return encode(positions, table, layout, half=half, sink=sink, n_used=n_used)
+    options = {"half": half, "sink": sink, "n_used": n_used}
+    if footprints is None:
+        return implementation("hash_encode", "hash_encode", positions)(positions, table, layout, **options)
+    check_tensor("footprints", footprints, tuple(positions.shape[:2]))
+    refuse(positions.shape[1] == 0, "positions", "one point or more in each row", 0)
+    encode = implementation("hash_encode", "encode_regions", positions)
+    return encode(positions, footprints.detach(), table, layout, **options)
 
 
 def level_weights(footprints: Tensor, layout: HashLayout) -> Tensor:
@@ -138,20 +146,3 @@ def level_weights(footprints: Tensor, layout: HashLayout) -> Tensor:
 def _scales(layout: HashLayout, device: torch.device) -> Tensor:
     """Made once: numbers of the host must not be copied while a CUDA graph is recorded."""
     return torch.tensor([level.scale for level in layout.levels], dtype=torch.float64, device=device)
-
-
-def fade_levels(encoding: Tensor, footprints: Tensor, layout: HashLayout, *, n_used: Tensor | None = None) -> Tensor:
-    """`encoding` (n, n_levels * n_features) of `hash_encode`, each level times its weight at `footprints` (n,) >= 0.
-    Differentiable to the encoding alone. `n_used`, a count on the device, says how many rows count: the others come out
-    as zero and receive no gradient, whatever they hold.
-
-    >>> layout = HashLayout(n_levels=2, n_features=2, log2_entries=12, base_resolution=4, max_resolution=64)
-    >>> fade_levels(torch.ones(2, 4), torch.tensor([0.0, 0.05]), layout).round(decimals=2)
-    tensor([[1.0000, 1.0000, 1.0000, 1.0000],
-            [0.9900, 0.9900, 0.1200, 0.1200]])
-    """
-    check_tensor("encoding", encoding, ("n", layout.n_outputs))
-    check_tensor("footprints", footprints, (encoding.shape[0],))
-    check_count(n_used, encoding.device)
-    check_device(encoding=encoding, footprints=footprints)
-    return implementation("hash_encode", "fade_levels", encoding)(encoding, footprints.detach(), layout, n_used=n_used)

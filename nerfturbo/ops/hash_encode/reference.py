@@ -6,6 +6,7 @@ from torch import Tensor
 from .._sink import redirect, zero_tail
 from ..packed import take_rows
 from . import GROUP, PRIMES, HashLayout, HashLevel, level_weights
+from . import hash_encode as any_hash_encode
 
 
 def table_rows(level: HashLevel, corner: Tensor) -> Tensor:
@@ -56,7 +57,10 @@ def thin_out(grad: Tensor, positions: Tensor, layout: HashLayout, thin: float) -
     return (parts * torch.where(size > chance * least, factor, 0.0)[..., None]).view_as(grad)
 
 
-def fade_levels(encoding: Tensor, footprints: Tensor, layout: HashLayout, *, n_used: Tensor | None) -> Tensor:
-    weights = level_weights(zero_tail(footprints[:, None], n_used)[:, 0], layout)
-    weights = weights.repeat_interleave(layout.n_features, dim=1)
-    return (zero_tail(encoding, n_used) * weights).to(encoding.dtype)
+def encode_regions(positions, footprints, table, layout, *, half=None, sink=None, n_used=None) -> Tensor:
+    """Point by point; what encodes one is that of the backend in force."""
+    total, options = 0.0, {"half": half, "sink": sink, "n_used": n_used}
+    for point, footprint in zip(positions.unbind(1), zero_tail(footprints, n_used).unbind(1), strict=True):
+        weights = level_weights(footprint, layout).repeat_interleave(layout.n_features, dim=1)
+        total = total + any_hash_encode(point, table, layout, **options) * weights
+    return (total / positions.shape[1]).to(table.dtype if half is None else half.dtype)

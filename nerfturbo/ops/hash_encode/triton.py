@@ -2,10 +2,10 @@
 
 Forward: one program = BLOCK samples of one level, level fastest in the grid. The two corners along x are neighbours in
 the table wherever `row0 ^ row1 == 1`, and one load of 2 F numbers fetches both; elsewhere a second load is predicated
-on. Stored feature-major. Backward to positions: one program = BLOCK samples, all levels in turn, so no atomics. Fading:
-one pass over the encoding; its backward is itself on the gradient. Backward to the table: as the forward, by atomic
-additions, of pairs (PAIR) and of sums over runs of samples in one cell (RUNS), or without small ones (THIN); in
-deterministic mode of int64 fixed-point numbers (a scale). docs/ops/hash_encode.md derives all three.
+on. Stored feature-major. Backward to positions: one program = BLOCK samples, all levels in turn, so no atomics.
+Backward to the table: as the forward, by atomic additions, of pairs (PAIR) and of sums over runs of samples in one cell
+(RUNS), or without small ones (THIN); in deterministic mode of int64 fixed-point numbers (a scale). Of regions a program
+takes the POINTS of its samples one after the other. docs/ops/hash_encode.md derives all three.
 
 dtypes: positions fp32; table fp16, bf16 or fp32; weights and sums fp32.
 """
@@ -22,8 +22,8 @@ from torch import Tensor
 
 from ...errors import InputError
 from .. import _triton as gpu
-from .._sink import GradientSink, Node, linear, zero_tail
-from .._triton import INTERPRETED, cdiv, check_kernel_float, launchable
+from .._sink import GradientSink, Node, zero_tail
+from .._triton import cdiv, check_kernel_float, launchable
 from . import GROUP, HashLayout
 
 
@@ -59,6 +59,21 @@ def load_level(p_levels, p_scales, i_level):
     """First row (int64), nodes, hash mask and scale of a level."""
     p = p_levels + i_level * 4
     return tl.load(p).to(tl.int64) * 8, tl.load(p + 1), tl.load(p + 2), tl.load(p_scales + i_level)
+
+
+@triton.jit
+def _erf(x):
+    """The error function of x >= 0, by the rational approximation of Hastings: off by 2e-7 at most."""
+    t = 1.0 / (1.0 + 0.3275911 * x)
+    series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    return 1.0 - series * tl.exp(-x * x)
+
+
+@triton.jit
+def _point_weight(p_footprints, i, m, k, stride, scale, POINTS: tl.constexpr):
+    """What a level counts at the k-th point of each sample: one of POINTS, faded by its footprint."""
+    footprint = tl.load(p_footprints + i + k * stride, mask=m, other=1.0)
+    return _erf(1.0 / (2.8284271 * tl.maximum(footprint, 1e-12) * scale)) / POINTS  # at a point no level fades
 
 
 BLOCK, WARPS = GROUP, 4
@@ -150,9 +165,10 @@ def _run_bounds(p_positions, i, n_used, stride_xn, stride_xc, scale, ix, iy, iz,
 
 @launchable(do_not_specialize=["n", "first_level"], do_not_specialize_on_alignment=["stride_xc", "stride_gf"])
 def _backward_table_kernel(
-    p_positions, p_grad, p_table, p_levels, p_scales, p_used, p_found_inf, p_scale, n, first_level,
-    stride_xn, stride_xc, stride_gn, stride_gf, thin,
+    p_positions, p_footprints, p_grad, p_table, p_levels, p_scales, p_used, p_found_inf, p_scale, n, first_level,
+    stride_xn, stride_xk, stride_xc, stride_fk, stride_gn, stride_gf, thin,
     F: tl.constexpr, BLOCK: tl.constexpr, PAIR: tl.constexpr, RUNS: tl.constexpr, THIN: tl.constexpr,
+    POINTS: tl.constexpr,
 ):  # fmt: skip
     i_level, start = first_level + tl.program_id(1), tl.program_id(0) * BLOCK
     n_used = gpu.used_rows(p_used, n)
@@ -163,28 +179,32 @@ def _backward_table_kernel(
         if THIN:
             b_grad, m_write = _thin_out(b_grad, m_write, p_positions, i, m, i_level, stride_xn, stride_xc, thin, BLOCK)
         offset, nodes, hash_mask, scale = load_level(p_levels, p_scales, i_level)
-        ix, iy, iz, fx, fy, fz = _cell(p_positions, i, m, stride_xn, stride_xc, scale)
-        flags = tl.zeros([BLOCK, F], tl.int32)
-        if RUNS:
-            first, last = _run_bounds(p_positions, i, n_used, stride_xn, stride_xc, scale, ix, iy, iz, BLOCK=BLOCK)
-            flags += first.to(tl.int32)[:, None]
-            m_write = m & last
-        for c in tl.static_range(4):
-            jy, jz = iy + (c & 1), iz + (c >> 1)
-            weight = (fy if c & 1 else 1.0 - fy) * (fz if c & 2 else 1.0 - fz)
-            row0 = row_of(ix, jy, jz, nodes, hash_mask)
-            row1 = row_of(ix + 1, jy, jz, nodes, hash_mask)
-            b_near = (weight * (1.0 - fx))[:, None] * b_grad
-            b_far = (weight * fx)[:, None] * b_grad
+        for k in range(POINTS):
+            p_points, b_part, m_add = p_positions + k * stride_xk, b_grad, m_write
+            if p_footprints is not None:
+                b_part *= _point_weight(p_footprints, i, m, k, stride_fk, scale, POINTS)[:, None]
+            ix, iy, iz, fx, fy, fz = _cell(p_points, i, m, stride_xn, stride_xc, scale)
+            flags = tl.zeros([BLOCK, F], tl.int32)
             if RUNS:
-                _flags, b_near = tl.associative_scan((flags, b_near), 0, _join_runs)
-                _flags, b_far = tl.associative_scan((flags, b_far), 0, _join_runs)
-            if PAIR:
-                _add_pair(p_table + offset * F, row0, row1, b_near, b_far, m_write, p_scale, F=F, BLOCK=BLOCK)
-            else:
-                p = p_table + offset * F + tl.arange(0, F)[None, :]
-                _add(p + (row0 * F)[:, None], b_near, m_write, p_scale)
-                _add(p + (row1 * F)[:, None], b_far, m_write, p_scale)
+                first, last = _run_bounds(p_points, i, n_used, stride_xn, stride_xc, scale, ix, iy, iz, BLOCK=BLOCK)
+                flags += first.to(tl.int32)[:, None]
+                m_add = m & last
+            for c in tl.static_range(4):
+                jy, jz = iy + (c & 1), iz + (c >> 1)
+                weight = (fy if c & 1 else 1.0 - fy) * (fz if c & 2 else 1.0 - fz)
+                row0 = row_of(ix, jy, jz, nodes, hash_mask)
+                row1 = row_of(ix + 1, jy, jz, nodes, hash_mask)
+                b_near = (weight * (1.0 - fx))[:, None] * b_part
+                b_far = (weight * fx)[:, None] * b_part
+                if RUNS:
+                    _flags, b_near = tl.associative_scan((flags, b_near), 0, _join_runs)
+                    _flags, b_far = tl.associative_scan((flags, b_far), 0, _join_runs)
+                if PAIR:
+                    _add_pair(p_table + offset * F, row0, row1, b_near, b_far, m_add, p_scale, F=F, BLOCK=BLOCK)
+                else:
+                    p = p_table + offset * F + tl.arange(0, F)[None, :]
+                    _add(p + (row0 * F)[:, None], b_near, m_add, p_scale)
+                    _add(p + (row1 * F)[:, None], b_far, m_add, p_scale)
 
 
 @functools.lru_cache(maxsize=16)
@@ -211,7 +231,19 @@ def _fixed_point_scale(grad: Tensor, n_used: Tensor | None) -> tuple[Tensor, Ten
     return torch.exp2(power), inverse
 
 
-def table_gradient(buffer, positions, grad, layout, n_used, found_inf, thin=0.0) -> Callable[[int, int], None]:
+def _points(positions: Tensor, footprints: Tensor | None) -> dict[str, Any]:
+    """Arguments of a kernel that say where the points of a sample are; `footprints` are stored point by point."""
+    if footprints is None:
+        (n, c), k, step, points = positions.stride(), 0, 0, 1
+    else:
+        (n, k, c), (step, points) = positions.stride(), footprints.shape
+    strides = {"stride_xn": n, "stride_xk": k, "stride_xc": c, "stride_fk": step}
+    return {"p_positions": positions, "p_footprints": footprints, "POINTS": points, **strides}
+
+
+def table_gradient(
+    buffer, positions, grad, layout, n_used, found_inf, thin=0.0, footprints=None
+) -> Callable[[int, int], None]:
     """What adds rows of whole levels to a buffer of the table's gradient, for the incoming gradient (n, n_levels *
     n_features) in any strides. `thin`, as a sink has it, counts on levels that are not added up in runs."""
     if buffer.dtype not in (torch.float32, torch.float16):
@@ -235,11 +267,11 @@ def table_gradient(buffer, positions, grad, layout, n_used, found_inf, thin=0.0)
             if first < last:
                 # Level after level: the cache holds one of them, not a whole table.
                 _backward_table_kernel[(cdiv(n, block), last - first)](
-                    p_positions=positions, p_grad=grad, p_table=sums, p_levels=levels, p_scales=scales, p_used=n_used,
+                    p_grad=grad, p_table=sums, p_levels=levels, p_scales=scales, p_used=n_used,
                     p_found_inf=found_inf, p_scale=scale, n=n, first_level=first,
-                    stride_xn=positions.stride(0), stride_xc=positions.stride(1),
                     stride_gn=grad.stride(0), stride_gf=grad.stride(1), thin=thin, F=layout.n_features, BLOCK=block,
                     PAIR=pair, RUNS=runs, THIN=thin > 0.0 and not runs, num_warps=RUN_WARPS if runs else WARPS,
+                    **_points(positions, footprints),
                 )  # fmt: skip
         if inverse is not None:
             buffer[first_row:last_row].add_(sums[first_row:last_row].to(torch.float32) * inverse)
@@ -291,10 +323,13 @@ def store_level(p_out, b_pair, b_lone, i, m, i_level, stride, F: tl.constexpr):
 
 
 # One sample a thread: what a stride is divisible by helps no access, and would have these compiled per number of rows.
-@launchable(do_not_specialize=["n"], do_not_specialize_on_alignment=["stride_xc", "stride_of"])
+_STRIDES = ["stride_xk", "stride_xc", "stride_fk"]
+
+
+@launchable(do_not_specialize=["n"], do_not_specialize_on_alignment=[*_STRIDES, "stride_of"])
 def _forward_kernel(
-    p_positions, p_table, p_out, p_levels, p_scales, p_used, n, stride_xn, stride_xc, stride_of,
-    F: tl.constexpr, BLOCK: tl.constexpr,
+    p_positions, p_footprints, p_table, p_out, p_levels, p_scales, p_used, n, stride_xn, stride_xk, stride_xc,
+    stride_fk, stride_of, F: tl.constexpr, BLOCK: tl.constexpr, POINTS: tl.constexpr,
 ):  # fmt: skip
     i_level, start = tl.program_id(1), tl.program_id(0) * BLOCK
     i = start + tl.arange(0, BLOCK)
@@ -302,20 +337,29 @@ def _forward_kernel(
     b_pair = tl.zeros([BLOCK, 2 * F], tl.float32)
     b_lone = tl.zeros([BLOCK, F], tl.float32)
     if start < n_used:
-        b_pair, b_lone = encode_level(
-            p_positions, p_table, p_levels, p_scales, i, i < n_used, i_level, stride_xn, stride_xc, F, BLOCK
-        )
+        for k in range(POINTS):
+            p_points, m = p_positions + k * stride_xk, i < n_used
+            pair, lone = encode_level(
+                p_points, p_table, p_levels, p_scales, i, m, i_level, stride_xn, stride_xc, F, BLOCK
+            )
+            if p_footprints is not None:
+                scale = tl.load(p_scales + i_level)
+                weight = _point_weight(p_footprints, i, m, k, stride_fk, scale, POINTS)[:, None]
+                pair, lone = pair * weight, lone * weight
+            b_pair += pair
+            b_lone += lone
     store_level(p_out, b_pair, b_lone, i, i < n, i_level, stride_of, F)  # rows past the used ones become zero
 
 
-@launchable(do_not_specialize=["n"], do_not_specialize_on_alignment=["stride_xc", "stride_gf"])
+@launchable(do_not_specialize=["n"], do_not_specialize_on_alignment=[*_STRIDES, "stride_gf"])
 def _backward_positions_kernel(
-    p_positions, p_table, p_grad, p_out, p_levels, p_scales, p_used, n, stride_xn, stride_xc, stride_gn, stride_gf,
-    LEVELS: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr,
+    p_positions, p_footprints, p_table, p_grad, p_out, p_levels, p_scales, p_used, n, stride_xn, stride_xk, stride_xc,
+    stride_fk, stride_gn, stride_gf, LEVELS: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr, POINTS: tl.constexpr,
 ):  # fmt: skip
+    k = tl.program_id(1)
     i, m = gpu.own_block(gpu.used_rows(p_used, n), BLOCK)
     i_feature = tl.arange(0, F)
-    x, y, z = gpu.load_point(p_positions, i, m, stride_xn, stride_xc)
+    x, y, z = gpu.load_point(p_positions + k * stride_xk, i, m, stride_xn, stride_xc)
     gx = tl.zeros([BLOCK], tl.float32)
     gy, gz = gx, gx
     for i_level in range(LEVELS):
@@ -326,117 +370,79 @@ def _backward_positions_kernel(
         columns = (i_level * F + i_feature).to(tl.int64) * stride_gf
         p = p_grad + i.to(tl.int64)[:, None] * stride_gn + columns[None, :]
         b_grad = tl.load(p, mask=m[:, None], other=0.0).to(tl.float32)  # [BLOCK, F]
+        slope = scale
+        if p_footprints is not None:
+            slope = scale * _point_weight(p_footprints, i, m, k, stride_fk, scale, POINTS)
         for c in tl.static_range(8):
             row = row_of(ix + (c & 1), iy + ((c >> 1) & 1), iz + (c >> 2), nodes, hash_mask)
             p = p_table + offset * F + (row * F)[:, None] + i_feature[None, :]
             b_entry = tl.load(p, mask=m[:, None], other=0.0).to(tl.float32)
-            dot = tl.sum(b_grad * b_entry, 1) * scale
+            dot = tl.sum(b_grad * b_entry, 1) * slope
             gx, gy, gz = gpu.add_slopes(gx, gy, gz, dot, fx, fy, fz, c)
-    gpu.store_slopes(p_out, i, n, m, x, y, z, gx, gy, gz)
+    gpu.store_slopes(p_out + k * 3 * n, i, n, m, x, y, z, gx, gy, gz)
 
 
-def encode_forward(positions: Tensor, table: Tensor, layout: HashLayout, n_used: Tensor | None) -> Tensor:
+def encode_forward(
+    positions: Tensor, table: Tensor, layout: HashLayout, n_used: Tensor | None, footprints: Tensor | None = None
+) -> Tensor:
     n = positions.shape[0]
     out = gpu.feature_major(n, layout.n_outputs, table.dtype, table.device)
     if n:
         levels, scales = level_constants(layout, table.device)
         _forward_kernel[(cdiv(n, BLOCK), layout.n_levels)](
-            p_positions=positions, p_table=table, p_out=out, p_levels=levels, p_scales=scales, p_used=n_used, n=n,
-            stride_xn=positions.stride(0), stride_xc=positions.stride(1), stride_of=out.stride(1),
-            F=layout.n_features, BLOCK=BLOCK, num_warps=WARPS,
+            p_table=table, p_out=out, p_levels=levels, p_scales=scales, p_used=n_used, n=n, stride_of=out.stride(1),
+            F=layout.n_features, BLOCK=BLOCK, num_warps=WARPS, **_points(positions, footprints),
         )  # fmt: skip
     return out
 
 
-def positions_gradient(positions, table, grad, layout, n_used) -> Tensor:
-    n = positions.shape[0]
-    out = torch.empty(3, n, dtype=torch.float32, device=positions.device)
+def positions_gradient(positions, table, grad, layout, n_used, footprints=None) -> Tensor:
+    n, points = positions.shape[0], _points(positions, footprints)
+    out = torch.empty(points["POINTS"], 3, n, dtype=torch.float32, device=positions.device)
     if n:
         levels, scales = level_constants(layout, table.device)
-        _backward_positions_kernel[(cdiv(n, BLOCK),)](
-            p_positions=positions, p_table=table, p_grad=grad, p_out=out, p_levels=levels, p_scales=scales,
-            p_used=n_used, n=n, stride_xn=positions.stride(0), stride_xc=positions.stride(1),
+        _backward_positions_kernel[(cdiv(n, BLOCK), points["POINTS"])](
+            p_table=table, p_grad=grad, p_out=out, p_levels=levels, p_scales=scales, p_used=n_used, n=n,
             stride_gn=grad.stride(0), stride_gf=grad.stride(1),
-            LEVELS=layout.n_levels, F=layout.n_features, BLOCK=BLOCK, num_warps=WARPS,
+            LEVELS=layout.n_levels, F=layout.n_features, BLOCK=BLOCK, num_warps=WARPS, **points,
         )  # fmt: skip
-    return out.t()
+    return out.permute(2, 0, 1).view(positions.shape)
 
 
 class _HashEncode(Node):
     @staticmethod
-    def forward(ctx, positions, table, half, layout, sink, n_used) -> Tensor:
+    def forward(ctx, positions, table, half, layout, sink, n_used, footprints) -> Tensor:
         source = table if half is None else half
-        ctx.save_for_backward(positions, source if ctx.needs_input_grad[0] else None, n_used)
+        ctx.save_for_backward(positions, source if ctx.needs_input_grad[0] else None, n_used, footprints)
         ctx.layout, ctx.sink, ctx.like = layout, sink, (table.shape, table.dtype)
-        return encode_forward(positions, source, layout, n_used)
+        return encode_forward(positions, source, layout, n_used, footprints)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        positions, source, n_used = ctx.saved_tensors
+        positions, source, n_used, footprints = ctx.saved_tensors
         grad_positions = grad_table = None
         if ctx.needs_input_grad[0]:
-            grad_positions = positions_gradient(positions, source, grad, ctx.layout, n_used)
+            grad_positions = positions_gradient(positions, source, grad, ctx.layout, n_used, footprints)
         if ctx.needs_input_grad[1]:
             (shape, dtype), sink = ctx.like, ctx.sink
             if sink is None:
                 sink = GradientSink((torch.zeros(shape, dtype=torch.float32, device=grad.device),))
             buffer, flags = sink.buffers[0], (sink.found_inf, sink.thin)
-            sink.add(table_gradient(buffer, positions, grad, ctx.layout, n_used, *flags))
+            sink.add(table_gradient(buffer, positions, grad, ctx.layout, n_used, *flags, footprints))
             grad_table = sink.buffers[0].to(dtype) if ctx.sink is None else None
         return grad_positions, grad_table
 
 
-def hash_encode(positions, table, layout, *, half=None, sink=None, n_used=None) -> Tensor:
+def hash_encode(positions, table, layout, *, half=None, sink=None, n_used=None, footprints=None) -> Tensor:
     check_kernel_float(positions=positions, table=table, half=half)
     positions, table = positions.float(), table.contiguous()
     if half is not None:
         half = half.detach().contiguous()
     if not torch.is_grad_enabled():  # looking ahead, many times: without what autograd costs
-        return encode_forward(positions, table if half is None else half, layout, n_used)
-    return _HashEncode.apply(positions, table, half, layout, sink, n_used)
+        return encode_forward(positions, table if half is None else half, layout, n_used, footprints)
+    return _HashEncode.apply(positions, table, half, layout, sink, n_used, footprints)
 
 
-FADE_BLOCK, FADE_WARPS = 1024 if INTERPRETED else 256, 4
-
-
-@triton.jit
-def _erf(x):
-    """The error function of x >= 0, by the rational approximation of Hastings: off by 2e-7 at most."""
-    t = 1.0 / (1.0 + 0.3275911 * x)
-    series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
-    return 1.0 - series * tl.exp(-x * x)
-
-
-@launchable(do_not_specialize=["n"])
-def _fade_kernel(
-    p_values, p_footprints, p_scales, p_out, p_used, n, strides,
-    LEVELS: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    i_level = tl.program_id(0) % LEVELS
-    i = (tl.program_id(0) // LEVELS) * BLOCK + tl.arange(0, BLOCK)
-    m = i < gpu.used_rows(p_used, n)
-    footprint = tl.maximum(tl.load(p_footprints + i, mask=m, other=1.0), 1e-12)  # at a point no level fades
-    weight = _erf(1.0 / (2.8284271 * footprint * tl.load(p_scales + i_level)))
-    for f in tl.static_range(F):
-        column = (i_level * F + f).to(tl.int64)
-        value = tl.load(p_values + i.to(tl.int64) * strides[0] + column * strides[1], mask=m, other=0.0).to(tl.float32)
-        p = p_out + i.to(tl.int64) * strides[2] + column * strides[3]
-        tl.store(p, tl.where(m, value * weight, 0.0).to(p_out.dtype.element_ty), mask=i < n)
-
-
-def _run(footprints: Tensor, layout: HashLayout, n_used: Tensor | None, values: Tensor) -> Tensor:
-    out, n = gpu.empty_in_layout_of(values), values.shape[0]
-    if n:
-        _, scales = level_constants(layout, values.device)
-        _fade_kernel[(cdiv(n, FADE_BLOCK) * layout.n_levels,)](
-            p_values=values, p_footprints=footprints, p_scales=scales, p_out=out, p_used=n_used, n=n,
-            strides=(*values.stride(), *out.stride()), LEVELS=layout.n_levels, F=layout.n_features, BLOCK=FADE_BLOCK,
-            num_warps=FADE_WARPS,
-        )  # fmt: skip
-    return out
-
-
-def fade_levels(encoding: Tensor, footprints: Tensor, layout: HashLayout, *, n_used: Tensor | None) -> Tensor:
-    check_kernel_float(encoding=encoding, footprints=footprints)
-    fade = functools.partial(_run, footprints.float().contiguous(), layout, n_used)
-    return linear(encoding, fade, fade)
+def encode_regions(positions, footprints, table, layout, **options: Any) -> Tensor:
+    check_kernel_float(footprints=footprints)
+    return hash_encode(positions, table, layout, footprints=footprints.float().t().contiguous().t(), **options)

@@ -1,8 +1,9 @@
-"""Where samples lie: rays and boxes, positions along rays, and unbounded space contracted into a ball of radius 2.
-Inside the unit ball nothing moves; outside, x goes to (2 - 1 / |x|) x / |x|. Distances far away shrink as 1 / |x|^2, as
-the pixels that see them do."""
+"""Where samples lie: rays and boxes, positions along rays and in pixels' cones, and unbounded space contracted into a
+ball of radius 2. Inside the unit ball nothing moves; outside, x goes to (2 - 1 / |x|) x / |x|. Distances far away
+shrink as 1 / |x|^2, as the pixels that see them do."""
 
 import functools
+import math
 from typing import Literal
 
 import torch
@@ -150,3 +151,45 @@ def sample_positions(
     if contraction != "none" and torch.is_grad_enabled() and (origins.requires_grad or directions.requires_grad):
         return fold(place(origins, directions, samples, aabb=aabb, contraction="none"), contraction)
     return place(origins, directions, samples, aabb=aabb, contraction=contraction)
+
+
+# Of Zip-NeRF's points in a cone, the i-th on its turn: where between the ends, in units of the square root in the
+# formula, and cosine and sine of its angle. The deviation of what a point stands for, in radii of the cone there: half
+# of it for one point, which stands for the disc; less where six points cover the disc.
+_TURNS = ((i, turn * math.pi / 3.0) for i, turn in enumerate((0, 2, 4, 3, 5, 1)))
+CONE = tuple((3.0 / math.sqrt(7.0) * (0.4 * i - 1.0), math.cos(angle), math.sin(angle)) for i, angle in _TURNS)
+CONE_WIDTH = {1: 0.5, 6: 0.25}
+
+
+def cone_positions(
+    origins: Tensor,
+    directions: Tensor,
+    radii: Tensor,
+    samples: PackedSamples,
+    *,
+    points: int,
+    aabb: Aabb,
+    contraction: Contraction = "none",
+) -> tuple[Tensor, Tensor]:
+    """(capacity, points, 3) positions and (capacity, points) footprints, both in units of the box (`sample_positions`):
+    what the part of a pixel's cone between t_start and t_end is asked at. The cone is `radii` (n_rays,) * t wide;
+    directions have unit length. One point is the middle of the ray. Six are those of Zip-NeRF: their mean and their
+    covariance are nearly those of the cone, turned and mirrored about the ray by bits of its direction and t_start.
+    The footprint is the standard deviation of what a point stands for, over the mean side of the box.
+
+    Not differentiable. The tail holds finite values.
+
+    >>> import torch
+    >>> samples = PackedSamples.from_counts(torch.tensor([1]), torch.tensor([1.0]), torch.tensor([3.0]))
+    >>> ray = (torch.zeros(1, 3), torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([0.1]))
+    >>> [value.tolist() for value in cone_positions(*ray, samples, points=1, aabb=Aabb((-4.0,) * 3, (4.0,) * 3))]
+    [[[[0.5, 0.5, 0.75]]], [[0.012500000186264515]]]
+    """
+    check_tensor("origins", origins, (samples.n_rays, 3))
+    check_shape("directions", directions, (samples.n_rays, 3))
+    check_shape("radii", radii, (samples.n_rays,))
+    check_device(origins=origins, directions=directions, radii=radii, t_starts=samples.t_starts)
+    refuse(points not in CONE_WIDTH, "points", "1 or 6", points)
+    place = implementation("positions", "cone_positions", origins)
+    rays = (origins.detach(), directions.detach(), radii.detach())
+    return place(*rays, samples, points=points, aabb=aabb, contraction=contraction)

@@ -1,6 +1,8 @@
-"""Box intervals and sample positions: one program = BLOCK rays or samples, fp32 inside; a sample gathers its ray.
-Positions are stored (3, capacity). The backward to rays, for camera refinement, is a sum over each ray's samples."""
+"""Box intervals, sample positions and points of cones: one program = BLOCK rays or samples, fp32 inside; a sample
+gathers its ray. Positions are stored (3, capacity), those of cones (3, points, capacity). The backward to rays, for
+camera refinement, is a sum over each ray's samples."""
 
+import itertools
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from ...types import Aabb
 from .._sink import Node
 from .._triton import cdiv, check_kernel_float, launchable, load_point, own_block
 from ..packed.triton import packed_sum
-from . import unit_box
+from . import CONE, CONE_WIDTH, unit_box
 
 FOLDS = {"none": 0, "sphere": 1, "cube": 2}
 
@@ -31,6 +33,21 @@ def fold_unit(x, y, z, FOLD: tl.constexpr):
         safe = tl.where(size > 1.0, size, 1.0)
         factor = 0.25 * (2.0 - 1.0 / safe) / safe  # a quarter where nothing moves
         return x * factor + 0.5, y * factor + 0.5, z * factor + 0.5
+
+
+@triton.jit
+def fold_scale(x, y, z, FOLD: tl.constexpr):
+    """How much longer lengths became that `fold_unit` brought here."""
+    if FOLD == 0:
+        return x * 0.0 + 1.0
+    else:
+        x, y, z = 4.0 * x - 2.0, 4.0 * y - 2.0, 4.0 * z - 2.0
+        if FOLD == 2:
+            size = tl.maximum(tl.maximum(tl.abs(x), tl.abs(y)), tl.abs(z))
+        else:
+            size = tl.sqrt(x * x + y * y + z * z)
+        inverse = tl.minimum(tl.maximum(2.0 - size, 0.0), 1.0)
+        return 0.5 * tl.exp2(tl.log2(inverse * inverse * (2.0 - inverse)) * (2.0 / 3.0))
 
 
 BOX_BLOCK = 256
@@ -138,3 +155,64 @@ def sample_positions(origins, directions, samples, *, aabb, contraction="none") 
     if samples.n_rays == 0:
         return origins.new_zeros(samples.capacity, 3)
     return _SamplePositions.apply(origins.float(), directions.float(), samples, unit_box(aabb), contraction)
+
+
+CONE_BLOCK = 128
+_CONE = tuple(itertools.chain(*CONE))
+
+
+@launchable(do_not_specialize=["capacity"])
+def _cone_kernel(
+    p_origins, p_directions, p_radii, p_starts, p_ends, p_rays, p_positions, p_footprints, capacity, box, width, cone,
+    FOLD: tl.constexpr, POINTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i, m = own_block(capacity, BLOCK)
+    start, end = tl.load(p_starts + i, mask=m, other=0.0), tl.load(p_ends + i, mask=m, other=0.0)
+    i_ray = tl.load(p_rays + i, mask=m, other=0)
+    ox, oy, oz = load_point(p_origins, i_ray, m, 3, 1)
+    dx, dy, dz = load_point(p_directions, i_ray, m, 3, 1)
+    radius = tl.load(p_radii + i_ray, mask=m, other=0.0)
+    middle, half = (end + start) * 0.5, (end - start) * 0.5
+    share = half / tl.maximum(middle, 1e-12)
+    root = tl.sqrt((share * share - 1.0) * (share * share - 1.0) + 4.0)
+    sign = tl.where(dz < 0.0, -1.0, 1.0)
+    a = -1.0 / (sign + dz)
+    bits = dx.to(tl.int32, bitcast=True) ^ (dy.to(tl.int32, bitcast=True) * -1640531535)
+    bits = bits ^ (dz.to(tl.int32, bitcast=True) * 805459861) ^ (start.to(tl.int32, bitcast=True) * 374761393)
+    bits = (bits ^ ((bits >> 15) & 0x1FFFF)) * -2048144789
+    bits = (bits ^ ((bits >> 13) & 0x7FFFF)) * -1028477379
+    q = ((bits >> 8) & 0xFFFFFF).to(tl.float32) * 1.1920928955078125e-07 - 1.0
+    mirror, turn = 1.0 - 2.0 * (bits & 1).to(tl.float32), (1.0 - (bits & 2).to(tl.float32)) / (1.0 + q * q)
+    cos, sin = (1.0 - q * q) * turn, 2.0 * q * turn
+    for k in tl.static_range(POINTS):
+        t, x, y, z = middle, ox, oy, oz
+        if POINTS > 1:
+            t = start + half * ((1.0 + share) * (1.0 + share) + 2.0 + root * cone[3 * k]) / (share * share + 3.0)
+            reach, own_sin = radius * t * 0.70710678, cone[3 * k + 2] * mirror
+            u, v = reach * (cos * cone[3 * k + 1] - sin * own_sin), reach * (sin * cone[3 * k + 1] + cos * own_sin)
+            x += u * (1.0 + sign * dx * dx * a) + v * dx * dy * a
+            y += u * sign * dx * dy * a + v * (sign + dy * dy * a)
+            z -= u * sign * dx + v * dy
+        x, y, z = (x + dx * t - box[0]) * box[3], (y + dy * t - box[1]) * box[4], (z + dz * t - box[2]) * box[5]
+        x, y, z = fold_unit(x, y, z, FOLD)
+        p = p_positions + (k * capacity + i)
+        stride = POINTS * capacity.to(tl.int64)
+        tl.store(p, x, mask=m)
+        tl.store(p + stride, y, mask=m)
+        tl.store(p + 2 * stride, z, mask=m)
+        tl.store(p_footprints + (k * capacity + i), radius * tl.abs(t) * width * fold_scale(x, y, z, FOLD), mask=m)
+
+
+def cone_positions(origins, directions, radii, samples, *, points, aabb, contraction) -> tuple[Tensor, Tensor]:
+    capacity, own = samples.capacity, {"device": origins.device, "dtype": torch.float32}
+    positions, footprints = torch.empty((3, points, capacity), **own), torch.empty((points, capacity), **own)
+    if samples.n_rays == 0:
+        return origins.new_zeros(capacity, points, 3), origins.new_zeros(capacity, points)
+    if capacity:
+        rays = [value.float().contiguous() for value in (origins, directions, radii)]
+        _cone_kernel[(cdiv(capacity, CONE_BLOCK),)](
+            *rays, samples.t_starts, samples.t_ends, samples.ray_indices, positions, footprints, capacity,
+            unit_box(aabb), CONE_WIDTH[points] * 3.0 / sum(aabb.size), _CONE,
+            FOLD=FOLDS[contraction], POINTS=points, BLOCK=CONE_BLOCK,
+        )  # fmt: skip
+    return positions.permute(2, 1, 0), footprints.t()

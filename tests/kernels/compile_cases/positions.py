@@ -18,4 +18,14 @@ COMPILE_CASES = [
         )
         for contraction, fold in kernels.FOLDS.items()
     ),
+    *(
+        CompileCase(
+            kernels._cone_kernel,
+            f"fp32x6 box, fp32x{len(kernels._CONE)} cone, *i32 p_rays, i32 capacity",
+            {"FOLD": fold, "POINTS": points, "BLOCK": kernels.CONE_BLOCK},
+            4,
+            name=f"{contraction}-{points}",
+        )
+        for contraction, fold, points in (("cube", 2, 1), ("cube", 2, 6), ("sphere", 1, 6), ("none", 0, 6))
+    ),
 ]
