@@ -325,6 +325,8 @@ class ProposalSamplerConfig(Section):
     """Hash grid of each proposal: cells per axis of the finest level."""
     padding: Weight = 0.01
     """Added to each proposal weight before drawing; below 0.01 weights are blurred first. Less: nearer to surfaces."""
+    blur: Share = 0.0
+    """Let proposals learn weights that are blurred so far along the ray, in [0, 1]: Zip-NeRF has 0.03; 0 is off."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -111,7 +111,7 @@ def _proposal_sampler(own: Any, config: Config, bounds: SceneBounds, grid: Occup
         layout = HashLayout(levels, 2, entries, min(BASE_RESOLUTION, finest), finest)
         options = {"width": PROPOSAL_WIDTH, "contraction": config.grid.contraction, "seed": seed + index}
         densities.append(HashDensity(_space(config, bounds.aabb), layout, **options))
-    named = ("n_samples", "coarse_samples", "anneal_steps", "padding")
+    named = ("n_samples", "coarse_samples", "anneal_steps", "padding", "blur")
     return ProposalEstimator(densities, **{name: getattr(own, name) for name in named}, span=_span(config, bounds))
 
 

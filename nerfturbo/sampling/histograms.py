@@ -134,23 +134,59 @@ class _RangeSums(Node):
 
 def _range_sums(values: Tensor, first: Tensor, end: Tensor) -> Tensor:
     """(n_rays, m) sums of values (n_rays, n) from first to before end (n_rays, m), in 0 to n; 0 where end < first."""
-    n_rays, n = values.shape
-    offsets = torch.arange(n_rays + 1, dtype=torch.int32, device=values.device) * n
-    sums = packed_cumsum(values.reshape(-1), offsets)  # the same bits in every run: torch's own is not, on a GPU
-    running = torch.nn.functional.pad(sums.view(n_rays, n), (1, 0))
+    running = _running(values)
     return running.gather(-1, torch.maximum(first, end)) - running.gather(-1, first)
 
 
-def interlevel_loss(edges: Tensor, weights: Tensor, proposal: Histogram, *, eps: float = 1e-7) -> Tensor:
+def _running(values: Tensor) -> Tensor:
+    """(n_rays, n + 1) sums of values (n_rays, n) so far; the same bits in every run: torch's own is not, on GPUs."""
+    n_rays, n = values.shape
+    offsets = torch.arange(n_rays + 1, dtype=torch.int32, device=values.device) * n
+    return torch.nn.functional.pad(packed_cumsum(values.reshape(-1).contiguous(), offsets).view(n_rays, n), (1, 0))
+
+
+def blurred_weights(edges: Tensor, weights: Tensor, at: Tensor, radius: float) -> Tensor:
+    """(n_rays, m): the weight between places `at` (n_rays, m + 1) of a histogram whose density is blurred by a box that
+    reaches `radius` to both sides. With F the running weight, the blurred one is (G(x + radius) - G(x - radius)) /
+    (2 radius), G the integral of F. Not differentiable.
+
+    >>> edges, weights, at = torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0]]), torch.tensor([[-1.0, 0.0, 0.5]])
+    >>> blurred_weights(edges, weights, at, 0.5).tolist()
+    [[0.125, 0.375]]
+    """
+    lengths, running = edges[:, 1:] - edges[:, :-1], _running(weights)
+    area = _running(lengths * (running[:, 1:] + running[:, :-1]) * 0.5)
+
+    def integral(x: Tensor) -> Tensor:
+        inside = torch.minimum(torch.maximum(x, edges[:, :1]), edges[:, -1:])
+        index = (torch.searchsorted(edges, inside.contiguous(), right=True) - 1).clamp(0, weights.shape[1] - 1)
+        beyond, length = inside - edges.gather(1, index), lengths.gather(1, index)
+        share = (beyond / length.clamp(min=1e-12)).clamp(0.0, 1.0)
+        within = beyond * (running.gather(1, index) + 0.5 * share * weights.gather(1, index))
+        return area.gather(1, index) + within + (x - edges[:, -1:]).clamp(min=0.0) * running[:, -1:]
+
+    blurred = (integral(at + radius) - integral(at - radius)) / (2.0 * radius)
+    return (blurred[:, 1:] - blurred[:, :-1]).clamp(min=0.0)
+
+
+def interlevel_loss(edges: Tensor, weights: Tensor, proposal: Histogram, *, blur: float = 0.0) -> Tensor:
     """(n_rays,): how far a proposal is from an upper bound of the weights (n_rays, n) between `edges`: the mean over
-    the intervals of max(0, w - bound)^2 / (w + eps), with `outer_weights` as the bound.
+    the intervals of max(0, w - bound)^2 / (w + 1e-7), with `outer_weights` as the bound. With a `blur`, how far it is
+    from `blurred_weights`, which also move it smoothly (Zip-NeRF): the sum over its own intervals of
+    max(0, blurred - own)^2 / (own + 1e-5).
 
     Only the proposal learns from it: the weights get no gradient. Zero where the proposal holds at least the weight.
 
     >>> proposal = Histogram(torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5]]))
     >>> round(interlevel_loss(torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0]]), proposal).item(), 3)
     0.25
+    >>> round(interlevel_loss(torch.tensor([[0.4, 0.6]]), torch.tensor([[1.0]]), proposal, blur=0.03).item(), 3)
+    0.5
     """
     weights = weights.detach()
+    if blur > 0.0:
+        own = proposal.weights
+        wanted = blurred_weights(edges.detach().contiguous(), weights, proposal.edges.detach(), blur)
+        return ((wanted - own).clamp(min=0.0).square() / (own + 1e-5)).sum(-1)
     bound = outer_weights(edges, proposal.edges, proposal.weights)
-    return ((weights - bound).clamp(min=0.0).square() / (weights + eps)).mean(-1)
+    return ((weights - bound).clamp(min=0.0).square() / (weights + 1e-7)).mean(-1)

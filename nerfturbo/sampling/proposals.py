@@ -43,9 +43,11 @@ class ProposalEstimator(UniformEstimator):
         span: RaySpan,
         anneal_steps: int = 1000,
         padding: float = PADDING,
+        blur: float = 0.0,
     ) -> None:
         super().__init__(n_samples, span)
-        self.coarse_samples, self.anneal_steps, self.padding = tuple(coarse_samples), anneal_steps, padding
+        self.coarse_samples, self.anneal_steps = tuple(coarse_samples), anneal_steps
+        self.padding, self.blur = padding, blur
         if not 1 <= len(densities) <= MAX_PROPOSALS or len(densities) != len(self.coarse_samples):
             got = f"{len(densities)} and {len(self.coarse_samples)}"
             raise InputError("densities and coarse_samples", f"the same number, 1 to {MAX_PROPOSALS}", got)
@@ -102,7 +104,8 @@ class ProposalEstimator(UniformEstimator):
         if not isinstance(samples, ProposedSamples):
             raise InputError("samples", "those of this estimator's own `sample`", type(samples).__name__)
         own = samples.per_ray(weights)
-        per_ray = sum(interlevel_loss(samples.edges, own, stage) for stage in samples.stages)
+        stages = enumerate(samples.stages)
+        per_ray = sum(interlevel_loss(samples.edges, own, stage, blur=self.blur * 0.1**i) for i, stage in stages)
         return mean_over_rays(torch.as_tensor(per_ray, device=weights.device), samples)
 
 

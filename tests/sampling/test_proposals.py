@@ -12,7 +12,7 @@ from torch import nn
 import nerfturbo as nt
 from nerfturbo.config import VanillaConfig
 from nerfturbo.errors import InputError
-from nerfturbo.ops import HashLayout
+from nerfturbo.ops import HashLayout, use_backend
 from nerfturbo.ops.intervals import importance_sample, interval_weights, spread, unwarp, warp
 from nerfturbo.sampling import (
     Draw,
@@ -22,8 +22,9 @@ from nerfturbo.sampling import (
     UniformEstimator,
     annealing,
     interlevel_loss,
+    proposals,
 )
-from nerfturbo.sampling.histograms import outer_weights
+from nerfturbo.sampling.histograms import blurred_weights, outer_weights
 from nerfturbo.sampling.uniform import even_edges
 from nerfturbo.types import Aabb, Rays
 
@@ -115,6 +116,77 @@ def test_the_interlevel_loss_is_the_formula():
     )
     interlevel_loss(edges, learned, Histogram(key_edges, key)).sum().backward()
     assert learned.grad is None  # the field does not bend towards its proposals
+
+
+def blurred_interlevel(edges, weights, key_edges, key_weights, radius: float) -> list[float]:
+    """Zip-NeRF's loss by loops: how much of each bin's weight lands in an interval when a box blurs its place."""
+
+    def ramp(x: float) -> float:  # integral of the box's running sum
+        return min(max(x + radius, 0.0), 2.0 * radius) ** 2 / (4.0 * radius) + max(x - radius, 0.0)
+
+    def below(place: float, low: float, high: float) -> float:
+        return (ramp(place - low) - ramp(place - high)) / (high - low)
+
+    losses = []
+    for own_edges, own, keys, held in zip(
+        edges.tolist(), weights.tolist(), key_edges.tolist(), key_weights.tolist(), strict=True
+    ):
+        total = 0.0
+        for (left, right), has in zip(itertools.pairwise(keys), held, strict=True):
+            bins = zip(itertools.pairwise(own_edges), own, strict=True)
+            wanted = sum(weight * (below(right, *bin_) - below(left, *bin_)) for bin_, weight in bins)
+            total += max(0.0, wanted - has) ** 2 / (has + 1e-5)
+        losses.append(total)
+    return losses
+
+
+@pytest.mark.parametrize("radius", [0.003, 0.03, 0.6])
+def test_the_interlevel_loss_of_blurred_weights_is_the_formula(radius: float):
+    generator = torch.Generator().manual_seed(1)
+    edges, key_edges = (torch.rand(4, n, generator=generator, dtype=torch.float64).sort(-1).values for n in (9, 6))
+    weights, key = (torch.rand(4, n, generator=generator, dtype=torch.float64) * top for n, top in ((8, 0.3), (5, 0.2)))
+    found = interlevel_loss(edges, weights, Histogram(key_edges, key), blur=radius)
+    assert found.tolist() == pytest.approx(blurred_interlevel(edges, weights, key_edges, key, radius), rel=1e-9)
+    assert float(found.min()) > 0.0
+    learned = weights.clone().requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda k: interlevel_loss(edges, weights, Histogram(key_edges, k), blur=radius), key.requires_grad_()
+    )
+    interlevel_loss(edges, learned, Histogram(key_edges, key), blur=radius).sum().backward()
+    assert learned.grad is None  # the field does not bend towards its proposals
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu", "triton"])
+def test_blurred_weights_are_all_there_and_never_negative(backend, kernel_device):
+    device = kernel_device if backend == "triton" else torch.device("cpu")
+    generator = torch.Generator().manual_seed(2)
+    edges = torch.rand(50, 33, generator=generator).sort(-1).values
+    edges[:, 5:9] = edges[:, 5:6]  # intervals of no length
+    edges[:, 20] = edges[:, 19] + 1e-7  # and of nearly none, with most of the weight
+    weights = torch.rand(50, 32, generator=generator) * 0.01
+    weights[:, 5:8], weights[:, 19] = 0.0, 0.7
+    everywhere = torch.linspace(-0.1, 1.1, 65).expand(50, -1).contiguous()
+    with use_backend(backend):
+        found = blurred_weights(*(value.to(device) for value in (edges.sort(-1).values, weights, everywhere)), 0.03)
+    torch.testing.assert_close(found.sum(-1).cpu(), weights.sum(-1), rtol=1e-4, atol=1e-5)
+    assert float(found.min()) >= 0.0
+
+
+def test_every_later_proposal_learns_a_tenth_of_the_blur(monkeypatch):
+    seen = []
+
+    def recorded(*args, blur):
+        seen.append(blur)
+        return interlevel_loss(*args, blur=blur)
+
+    monkeypatch.setattr(proposals, "interlevel_loss", recorded)
+    span = RaySpan(near=0.1, far=8.0)
+    sizes = {"n_samples": 16, "coarse_samples": (32, 32)}
+    estimator = nt.ProposalEstimator([Wall(), Wall()], **sizes, span=span, blur=0.03)
+    samples = estimator.sample(rays_along_z())
+    estimator.loss(samples, torch.rand(samples.capacity)).backward()
+    assert seen == pytest.approx([0.03, 0.003])
+    assert all(wall.logit.grad is not None for wall in estimator.densities)
 
 
 def test_an_interval_touches_no_neighbour_that_begins_where_it_ends():

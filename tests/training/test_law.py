@@ -99,6 +99,7 @@ CHANGES: dict[str, Any] = {
     "sampler.proposal.log2_entries": 6,
     "sampler.proposal.resolutions": (12, 20),
     "sampler.proposal.padding": 0.3,
+    "sampler.proposal.blur": 0.1,
     "render.steps_per_diagonal": 32,
     "render.early_stop_eps": 0.3,
     "render.eval_refine": 2,
