@@ -5,8 +5,9 @@
     python benchmarks/photos.py few OUTPUT.json --scene toybox --photos 5 --steps 300 --seeds 0 1 2
 
 `exposed` multiplies the odds of every training picture's colours by known gains per channel, as a camera that meters
-each photo for itself does, and scores test views as they were: without the switches, with exposure, with appearance,
-and trained on the pictures as they were.
+each photo for itself does, and scores views that were held out, as they were: without the switches, with exposure, with
+appearance; and the same trained on the pictures as they were. `right_halves` is what the literature reports: exposure
+or look fitted to the left half of each view, PSNR of the right half; `plain_right_halves` is that half without a fit.
 
 `few` trains a COLMAP scene on few of its photos, with and without the depth of its points, or a built-in scene with and
 without exact depths at random places of its pictures. Scored are photos held out, by PSNR, and the rays through their
@@ -30,7 +31,8 @@ from nerfturbo.data.images import ImagePool
 from nerfturbo.data.keypoints import TRAINED_PHOTOS, Keypoints, load_keypoints
 from nerfturbo.data.scene import Scene, hold_out, is_builtin, load_scene
 from nerfturbo.data.scene_defaults import fitted_config
-from nerfturbo.evaluation.evaluate import choose_views, evaluate
+from nerfturbo.evaluation.align import right_halves
+from nerfturbo.evaluation.evaluate import Evaluation, choose_views, evaluate, score_view, truth_image
 from nerfturbo.ops.packed import packed_sum
 from nerfturbo.presets import preset
 from nerfturbo.rendering import photos
@@ -41,6 +43,8 @@ STRENGTH = 0.5  # of the gains, as a logarithm: one standard deviation
 EXACT_FEATURES = 200  # places per picture of a built-in scene
 HELD_OUT_POINTS = 4  # every fourth point is never trained with
 NEAR = 0.1  # of the distance
+UNTOUCHED = "pictures as they were"
+FITTING_STEPS = 100
 
 
 def exposed(scene: Scene, seed: int) -> Scene:
@@ -85,31 +89,45 @@ def depth_scores(model: NerfModel, points: Keypoints) -> dict[str, float]:
     return {"depth_error": float(error.median()), "there": float(there.mean())}
 
 
+def right_scores(model: NerfModel, test: Scene) -> dict[str, float]:
+    """PSNR of the views' right halves, and where looks were learned, in those of their left halves."""
+    if model.photos is not None:
+        fitted, plain = (right_halves(model, test, steps=steps).psnr for steps in (FITTING_STEPS, 0))
+        return {"plain_right_halves": plain, "right_halves": fitted}
+    scores = []
+    for index in range(len(test)):
+        truth, half = truth_image(test, index, device=model.device), int(test.cameras.size[index, 0]) // 2
+        rgb = model.render_image(test.cameras, index).rgb[:, half:]
+        scores.append(score_view(index, rgb, truth[:, half:], torch.ones_like(truth[:, half:, 0], dtype=torch.bool)))
+    return {"plain_right_halves": Evaluation.of(scores).psnr}
+
+
 def score(trainer: Trainer, test: Scene, points: Keypoints | None = None) -> dict[str, float]:
     with trainer.optimizer.averaged():
         model = trainer.model.eval()
         result = {"psnr": evaluate(model, test, with_ssim=False).psnr}
-        return result | ({} if points is None else depth_scores(model, points))
+        return result | (right_scores(model, test) if points is None else depth_scores(model, points))
 
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     base, rows = preset("auto", torch.device(args.device).type), []
     given, known, asked = load_scene(args.scene, "train", downscale=args.downscale), None, None
-    if args.what == "exposed" or is_builtin(args.scene):
+    if is_builtin(args.scene):
         test = load_scene(args.scene, "test", downscale=args.downscale)
     else:
         given, test = hold_out(given, 8)
     test = test.select(choose_views(len(test), args.views))
     if args.what == "exposed":
         cases = {"": {}, "photo.exposure": {"photo": PhotoConfig(exposure=True)}}
-        cases |= {"photo.appearance 8": {"photo": PhotoConfig(appearance=8)}, "pictures as they were": {}}
+        cases |= {"photo.appearance 8": {"photo": PhotoConfig(appearance=8)}}
+        cases |= {f"{UNTOUCHED} {name}".strip(): values for name, values in cases.items()}
     else:
         given = given.select(choose_views(len(given), args.photos))
         known, asked = known_depths(given, test)
         cases = {"": {}} | {f"loss.depth {weight:g}": {"loss": LossConfig(depth=weight)} for weight in args.weights}
     for seed in args.seeds:
         for name, values in cases.items():
-            scene = exposed(given, seed) if args.what == "exposed" and name != "pictures as they were" else given
+            scene = exposed(given, seed) if args.what == "exposed" and not name.startswith(UNTOUCHED) else given
             config = replace(base, **values, train=replace(base.train, seed=seed))
             trainer = trained(config, scene, args, known)
             rows.append({"case": name, "seed": seed, **score(trainer, test, asked)})
