@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.cameras import PIXEL_CENTER, Cameras
+from ..data.cameras import Cameras
 from ..data.lenses import picture_directions
 from ..fields.field import Field, offers
 from ..fields.parts import truncated_exp
@@ -289,14 +289,13 @@ def render_view(
     device = device_of(field, grid)
     local = picture_directions(cameras, index, device)
     cameras = cameras.to(device)
-    x = torch.arange(width, device=device) + PIXEL_CENTER
 
     def rays_of(first: int, rows: int) -> Rays:
-        indices = torch.full((rows * width,), index, dtype=torch.int64, device=device)
+        pixels = torch.arange(first * width, (first + rows) * width, device=device)
+        indices = torch.full_like(pixels, index)
         if local is not None:
             return cameras.rays_along(indices, local[first * width : (first + rows) * width])
-        y = torch.arange(first, first + rows, device=device) + PIXEL_CENTER
-        return cameras.rays(indices, x.repeat(rows), y.repeat_interleave(width))
+        return cameras.pixel_rays(indices, pixels)
 
     return _render_rows(field, as_sampler(grid, settings), rays_of, (height, width), device, background, max_memory)
 
