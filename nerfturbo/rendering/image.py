@@ -307,18 +307,16 @@ def device_of(field: Any, grid: Any) -> torch.device:
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
-def supersampled(render: Callable[[tuple[float, float]], RenderedImage], n: int) -> RenderedImage:
-    """The mean of n x n pictures, `render((dx, dy))` through points so far from the pixels' centres, in pixels."""
+def supersampled(render: Callable[[Cameras], RenderedImage], cameras: Cameras, n: int) -> RenderedImage:
+    """The mean of n x n pictures: `render` makes each by cameras that look through other points of the pixels."""
     refuse(n < 1, "render.eval_rays", "at least 1", n)
-    places = [(index + 0.5) / n - 0.5 for index in range(n)]
-    whole = render((places[0], places[0]))
     if n == 1:
-        return whole
-    # A pixel's depth is that of what it sees.
-    rgb, opacity, seen = whole.rgb, whole.opacity, whole.depth * whole.opacity
-    for y, x in list(itertools.product(places, repeat=2))[1:]:
-        part = render((x, y))
-        rgb, opacity, seen = rgb + part.rgb, opacity + part.opacity, seen + part.depth * part.opacity
+        return render(cameras)
+    places, whole = [(index + 0.5) / n - 0.5 for index in range(n)], torch.zeros(())
+    rgb, opacity, seen = whole, whole, whole  # a pixel's depth is that of what it sees
+    for y, x in itertools.product(places, repeat=2):
+        part = render(cameras.looking_past((x, y)))
+        rgb, opacity, seen = part.rgb + rgb, part.opacity + opacity, part.depth * part.opacity + seen
     return RenderedImage(rgb / n**2, opacity / n**2, seen / opacity.clamp(min=1e-6))
 
 
