@@ -147,15 +147,12 @@ def render_part(
     rows: int,
     order: Tensor | None = None,
     background: Tensor | None = None,
-    rounds: int | None = None,
 ) -> FinishedRays:
-    """Render rays that fit the budget, to the end; or only so many `rounds`, without a look at what is left."""
+    """Render rays that fit the budget, to the end."""
     evaluate, live = begin(field, rays, sampler, order)
     run = make_round(evaluate, sampler, rows)
-    for _ in range(rounds or 0):
-        live = run(live)
     unchecked = UNCHECKED if rays.device.type != "cpu" and evaluate.logits else 1
-    while rounds is None and int(live.n_live):
+    while int(live.n_live):
         for _ in range(unchecked):
             live = run(live)
     return frame.finish_rays(live, background)
@@ -267,10 +264,10 @@ def compile_image(field: Any, grid: Places, rays: Rays, settings: MarchSettings 
         return
     with compile_only(rays.device) as compiling:
         if compiling:
-            rows, order = render_budget(field, rays.device).samples, strip_order(1, len(rays), rays.device)
-            background = torch.ones(3, device=rays.device)
+            evaluate, live = begin(field, rays, sampler, strip_order(1, len(rays), rays.device))
+            run = make_round(evaluate, sampler, render_budget(field, rays.device).samples)
             # Two rounds, since the queue has two sides; to the end it would never come, with no kernel running.
-            render_part(field, rays, sampler, order=order, background=background, rounds=2, rows=rows)
+            frame.finish_rays(run(run(live)), torch.ones(3, device=rays.device))
 
 
 @torch.no_grad()
