@@ -16,7 +16,7 @@ from nerfturbo.data.batches import PixelSampler
 from nerfturbo.data.scene import Scene
 from nerfturbo.rendering.model import NerfModel, SceneBounds
 from nerfturbo.training.optim import FieldAdam, learning_rate
-from nerfturbo.training.step import RayBatches
+from nerfturbo.training.step import TrainingStep
 from nerfturbo.training.trainer import Trainer, mark_unseen_cells
 
 Tick = Callable[[int, float], None]
@@ -32,8 +32,8 @@ QUIET: dict[str, Any] = {
 def plain(config: Config, scene: Scene, device: torch.device, tick: Tick) -> NerfModel:
     model = NerfModel(config, SceneBounds.of(scene)).to(device)
     mark_unseen_cells(model, scene)
-    batches = RayBatches(model, PixelSampler(scene, device, config.train.seed))
     optimizer = FieldAdam(model, config.optim)
+    batches = TrainingStep(model, PixelSampler(scene, device, config.train.seed), optimizer.native)
     for step in range(config.train.steps):
         if step % config.grid.update_every == 0:
             model.grid.update(step, model.field.density)
@@ -85,8 +85,9 @@ def fabric(config: Config, scene: Scene, device: torch.device, tick: Tick) -> Ne
     made = Fabric(accelerator=_kind(device), devices=1)
     model = NerfModel(config, SceneBounds.of(scene)).to(device)
     mark_unseen_cells(model, scene)
-    batches = RayBatches(model, PixelSampler(scene, device, config.train.seed))
-    optimizer: Any = made.setup_optimizers(FieldAdam(model, config.optim))
+    adam = FieldAdam(model, config.optim)
+    batches = TrainingStep(model, PixelSampler(scene, device, config.train.seed), adam.native)
+    optimizer: Any = made.setup_optimizers(adam)
     for step in range(config.train.steps):
         if step % config.grid.update_every == 0:
             model.grid.update(step, model.field.density)

@@ -30,7 +30,8 @@ from nerfturbo.data.images import save_image
 from nerfturbo.data.scene import Scene, load_scene
 from nerfturbo.evaluation.evaluate import choose_views, evaluate, truth_image
 from nerfturbo.fields import VoxelGrid
-from nerfturbo.fields.voxels import corner_rows, split_nodes
+from nerfturbo.fields.voxels import split_nodes
+from nerfturbo.ops.voxels.reference import corners
 from nerfturbo.presets import preset
 from nerfturbo.training.step import StepRecord
 from nerfturbo.training.trainer import Trainer
@@ -43,8 +44,8 @@ def n_voxels(grid: VoxelGrid) -> int:
     place = torch.stack(split_nodes(grid.nodes, grid.resolution), dim=-1)
     middle = (place[(place < grid.resolution).all(-1)] + 0.5) / grid.resolution
     whole = torch.ones(middle.shape[0], dtype=torch.bool, device=middle.device)
-    for corner in range(8):
-        whole &= corner_rows(grid.structure, middle, corner) >= 0
+    for _, row in corners(middle, grid.index, middle.dtype):
+        whole &= row >= 0
     return int(whole.sum())
 
 

@@ -4,11 +4,12 @@ stage waited for, so that the stages and the rest add up; a step as trained is t
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -186,14 +187,10 @@ def _timed_parts(model: NerfModel, clock: StageClock) -> Iterator[None]:
     ]
     if model.photos is not None:
         parts.append((model.photos, "rays", "rays"))
-    own = [vars(owner).get(name) for owner, name, _ in parts]  # set on the object, not its class
-    for owner, name, stage in parts:
-        setattr(owner, name, _timed(getattr(owner, name), stage, clock))
-    try:
+    with ExitStack() as timed:
+        for owner, name, stage in parts:
+            timed.enter_context(mock.patch.object(owner, name, _timed(getattr(owner, name), stage, clock)))
         yield
-    finally:
-        for (owner, name, _), before in zip(parts, own, strict=True):
-            delattr(owner, name) if before is None else setattr(owner, name, before)
 
 
 def _timed(function: Callable[..., Any], stage: str, clock: StageClock) -> Callable[..., Any]:

@@ -149,11 +149,9 @@ def _begin(plan: Plan, trainer: Trainer, display: Display) -> RunFolder:
 
 def _warm_up_in_turn(team: Team, warm: Callable[[], str]) -> str:
     """The first process of a machine compiles, the others then find its cache."""
-    first = int(os.environ.get("LOCAL_RANK", "0")) == 0
-    if first:
-        backend = warm()
+    backend = warm() if int(os.environ.get("LOCAL_RANK", "0")) == 0 else None
     team.agree(False)
-    return backend if first else warm()
+    return backend or warm()
 
 
 def _fit(trainer: Trainer, args: TrainArgs) -> TrainSummary:

@@ -152,10 +152,13 @@ class Cameras:
         """One ray through the centre of each pixel of a picture, row after row."""
         if not 0 <= index < len(self):
             raise IndexError(f"camera {index} of {len(self)}")
-        width, height = self.size[index].tolist()
-        pixel = torch.arange(width * height, device=self.device)
-        row = torch.div(pixel, width, rounding_mode="floor")
-        return self.rays(torch.full_like(pixel, index), pixel - row * width + PIXEL_CENTER, row + PIXEL_CENTER)
+        pixels = torch.arange(int(self.size[index].prod()), device=self.device)
+        return self.pixel_rays(torch.full_like(pixels, index), pixels)
+
+    def pixel_rays(self, camera_indices: Tensor, pixels: Tensor) -> Rays:
+        """Rays through the centres of pixels (m,), counted row after row."""
+        width = self.size[camera_indices, 0]
+        return self.rays(camera_indices, pixels % width + PIXEL_CENTER, pixels // width + PIXEL_CENTER)
 
     def rays_through(self, places: Sequence[tuple[float, float]]) -> Rays:
         """Of each camera the rays through `places`, as shares of width and height."""

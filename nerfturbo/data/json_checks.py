@@ -33,23 +33,18 @@ def natural(name: str | Path) -> tuple[list[str | int], str]:
     return [int(part) if index % 2 else part for index, part in enumerate(parts)], text
 
 
-def read_json(file: Path, what: str = "a file") -> dict[str, Any]:
-    """A JSON object from a file; `what` says what should have been there."""
-    document = read_json_value(file, what)
-    refuse(not isinstance(document, dict), str(file), "a JSON object", type(document).__name__)
-    return document
-
-
-def read_json_value(file: Path, what: str = "a file") -> Any:
-    """As `read_json`, but a list too."""
+def read_json(file: Path, what: str = "a file", kind: type = dict) -> Any:
+    """A JSON object from a file, or another `kind` of value; `what` says what should have been there."""
     try:
-        return json.loads(file.read_text(encoding="utf-8-sig"))  # Windows puts a mark before it
+        document = json.loads(file.read_text(encoding="utf-8-sig"))  # Windows puts a mark before it
     except FileNotFoundError:
         raise InputError(str(file), what, "no such file") from None
     except OSError as error:
         raise InputError(str(file), "a file that can be read", error.strerror or str(error)) from None
     except (ValueError, RecursionError) as error:
         raise InputError(str(file), "valid JSON", str(error) or type(error).__name__) from None
+    refuse(not isinstance(document, kind), str(file), "a JSON object", type(document).__name__)
+    return document
 
 
 def read_frames(document: dict[str, Any], file: Path) -> list[tuple[dict[str, Any], str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..data.cameras import PIXEL_CENTER, Cameras
+from ..data.cameras import Cameras
 from ..data.images import composite_over, save_image
 from ..data.scene import Scene, downscaled
 from ..rendering.image import RenderedImage, compile_image, render_image
@@ -202,9 +202,9 @@ class Preview:
 
     def _rays(self, device: torch.device) -> Rays:
         """Of the chosen pixels alone, made where they are rendered: others cost as much, for a lens."""
-        y, x = torch.meshgrid(*(side.to(device) + PIXEL_CENTER for side in self._pixels()), indexing="ij")
-        index = torch.full((x.numel(),), self._index, device=device)
-        return self._scene.cameras.to(device).rays(index, x.reshape(-1), y.reshape(-1))
+        rows, columns = (side.to(device) for side in self._pixels())
+        pixels = (rows[:, None] * self._width + columns).reshape(-1)
+        return self._scene.cameras.to(device).pixel_rays(torch.full_like(pixels, self._index), pixels)
 
     @torch.no_grad()
     def compile(self, model: NerfModel) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ..data.cameras import PIXEL_CENTER, Cameras
+from ..data.cameras import Cameras
 from ..errors import InputError, refuse
 from ..ops.march import StepRule, march
 from ..ops.march.reference import is_occupied
@@ -45,8 +45,8 @@ def inspect_ray(model: NerfModel, cameras: Cameras, index: int, column: int, row
     width, height = (int(side) for side in cameras.size[index])
     if not (0 <= column < width and 0 <= row < height):
         raise InputError("--pixel", f"0,0 to {width - 1},{height - 1}", f"{column},{row}")
-    x, y = (torch.tensor([value + PIXEL_CENTER], device=cameras.device) for value in (column, row))
-    rays = cameras.rays(torch.tensor([index], device=cameras.device), x, y).to(model.device)
+    view, pixel = torch.tensor([[index], [row * width + column]], device=cameras.device)
+    rays = cameras.pixel_rays(view, pixel).to(model.device)
     if model.marches:  # the lattice's steps whose middle lies in the box, marched as if every cell were occupied
         settings, full = model.settings, replace(model.grid.occupancy, bits=torch.full_like(model.grid.bits, -1))
         length = settings.render_step_size or model.grid.step_size

@@ -62,15 +62,13 @@ class FrameMaker:
         """Colours, opacity and depth of one frame, in floats."""
         time = None if self.cameras.times is None else float(self.cameras.times[index])
 
-        def shifted(shift: tuple[float, float]) -> RenderedImage:
-            """Through points a little beside the pixels' centres."""
-            cameras = self.cameras if shift == (0.0, 0.0) else self.cameras.looking_past(shift)
+        def render(cameras: Cameras) -> RenderedImage:
             if self._fast is None:
                 return self._render(cameras, index)
             pinhole = (cameras.camera_to_world[index], cameras.focal[index], cameras.center[index])
             return self._fast.render(*pinhole, time=time)
 
-        return supersampled(shifted, self.model.config.render.eval_rays)
+        return supersampled(render, self.cameras, self.model.config.render.eval_rays)
 
     def frame(self, index: int) -> dict[Channel, Tensor]:
         """One frame as images (height, width, 3) uint8 on the CPU, by channel."""

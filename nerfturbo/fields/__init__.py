@@ -10,11 +10,11 @@ from ..errors import InputError
 from ..ops.positions import Contraction
 from ..types import Aabb
 from .custom import CustomField, make_object, plug_in
-from .density import HashDensity
 from .factor import FactorField
 from .field import Field
 from .ngp import AntiAliasedNGP, InstantNGP
 from .ngp_time import DynamicNGP
+from .parts import HashDensity
 from .vanilla import DeformedNeRF, TimeNeRF, VanillaNeRF
 from .voxels import VoxelGrid
 

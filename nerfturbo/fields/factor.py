@@ -17,7 +17,7 @@ from ..config import FactorConfig
 from ..ops.spherical_harmonics import spherical_harmonics
 from ..types import Aabb
 from .field import Buffers, Carry, Staged
-from .parts import FusedMlp, recomputed, truncated_exp
+from .parts import FusedMlp, recomputed, truncated_exp, widen
 
 LOG = logging.getLogger("nerfturbo")
 PLANES, LINES = ((0, 1), (0, 2), (1, 2)), (2, 1, 0)  # axes of each plane, and the one that is left
@@ -91,7 +91,7 @@ class FactorField(Staged):
         features = self._components("color", unit).flatten(0, 1).t()
         inputs = torch.cat([features, spherical_harmonics(directions, SH_DEGREE).to(features.dtype)], dim=-1)
         logits = self.color_net(inputs if self.compute_dtype is None else inputs.to(self.compute_dtype))
-        return torch.sigmoid(logits if logits.dtype == torch.float64 else logits.float()), self._density(unit)
+        return torch.sigmoid(widen(logits)), self._density(unit)
 
     def new_marks(self) -> Tensor:
         """Empty: nothing of it is pruned."""

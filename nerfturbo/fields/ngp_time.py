@@ -105,4 +105,4 @@ class DynamicNGP(NgpNetworks):
 
 def _joined(parts: list[Tensor]) -> Tensor:
     """Columns side by side, feature-major in memory as the encoder writes them and the networks read them."""
-    return parts[0] if len(parts) == 1 else torch.cat([part.t() for part in parts]).t()
+    return torch.cat([part.t() for part in parts]).t()

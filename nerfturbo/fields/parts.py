@@ -1,4 +1,4 @@
-"""What fields are made of: activations that stay finite, encodings, small networks, the hash grid."""
+"""What fields are made of: activations that stay finite, encodings, networks, the hash grid, and a density of these."""
 
 import itertools
 import math
@@ -16,12 +16,16 @@ from ..ops._dispatch import autocast
 from ..ops.hash_encode import PRIMES, HashLayout, hash_encode
 from ..ops.mlp import fused_mlp
 from ..ops.ngp import MAX_LOGIT as MAX_EXPONENT
-from ..ops.ngp import activate
+from ..ops.ngp import NgpDensity, activate
+from ..ops.packed.reference import widen
+from ..ops.positions import Contraction, unit_positions
+from ..types import Aabb
 from .field import Buffers, Connected
 
 BASE_RESOLUTION = 16  # cells per axis of a hash grid's coarsest level
 CHUNK = 1 << 20  # numbers drawn by one thread: torch draws 11 million of them, a table, in a tenth of a second
 PIECES, SMALLEST_PIECE = 8, 2048  # of a batch that is computed again in the backward
+DENSITY_BIAS = -1.0  # a young proposal is thin, so that all of a ray is looked at
 LARGEST_PIECE = 1 << 15  # points, where a piece is all that memory has to hold: enough to keep a GPU busy
 
 
@@ -70,7 +74,7 @@ def truncated_exp(logits: Tensor) -> Tensor:
     >>> [round(value) for value in truncated_exp(torch.tensor([0.0, 100.0])).tolist()]  # exp(0), exp(15)
     [1, 3269018]
     """
-    wide = logits if logits.dtype == torch.float64 else logits.float()
+    wide = widen(logits)
     if not torch.is_grad_enabled():
         return torch.exp(wide.clamp(max=MAX_EXPONENT))
     return _TruncatedExp.apply(wide)  # type: ignore[no-any-return]
@@ -83,7 +87,7 @@ def frequency_encode(values: Tensor, n_frequencies: int) -> Tensor:
     >>> frequency_encode(torch.tensor([[0.5]]), 1).round(decimals=3).tolist()
     [[0.5, 1.0, -0.0]]
     """
-    wide = values if values.dtype == torch.float64 else values.float()
+    wide = widen(values)
     scales = torch.pow(2.0, torch.arange(n_frequencies, device=values.device, dtype=wide.dtype)) * math.pi
     angles = (wide[:, None, :] * scales[:, None]).flatten(1)
     return torch.cat([wide, angles.sin(), angles.cos()], dim=-1)
@@ -204,3 +208,51 @@ class _PlainHashGrid(nn.Module):
         entries = self.offsets + torch.where(self.hashed, mixed & self.masks, dense)
         weight = torch.where(self.corners.bool(), fraction, 1.0 - fraction).prod(-1)
         return (weight[..., None] * self.table[entries]).sum(2).flatten(1)
+
+
+class HashDensity(nn.Module):
+    """hash(x) -> one hidden layer -> density = exp(h - 1), over a box or, with a contraction about it, all of space.
+
+    >>> density = HashDensity(Aabb.cube(1.0), HashLayout(n_levels=2, log2_entries=8, max_resolution=32))
+    >>> density(torch.zeros(5, 3)).shape
+    torch.Size([5])
+    """
+
+    def __init__(
+        self,
+        aabb: Aabb,
+        layout: HashLayout | None = None,
+        *,
+        width: int = 16,
+        contraction: Contraction = "none",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        layout = layout or HashLayout(n_levels=5, n_features=2, log2_entries=17, max_resolution=128)
+        generator = torch.Generator().manual_seed(seed)
+        self.aabb = aabb
+        self.contraction: Contraction = contraction
+        self.encoding = HashGrid(layout, generator=generator)
+        self.density_net = FusedMlp(layout.n_outputs, 1, width=width, depth=1, generator=generator)
+
+    @property
+    def bytes_per_sample(self) -> int:
+        """Of rendering, an estimate: a place, a position and the density on its way to a weight; on a GPU the encoding,
+        which a CPU never holds whole."""
+        values = self.encoding.values
+        return 40 + self.encoding.layout.n_outputs * values.element_size() * values.is_cuda
+
+    def forward(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
+        """(n,) >= 0 for world positions (n, 3)."""
+        return self.unit_density(unit_positions(positions, self.aabb, self.contraction))
+
+    def unit_density(self, positions: Tensor) -> Tensor:
+        """(n,) >= 0 for positions (n, 3) in [0, 1]^3: the box, or with a contraction all of space."""
+        if not torch.is_grad_enabled() and positions.dtype != torch.float64:
+            inner, outer = self.density_net.matrices
+            ahead = NgpDensity(self.aabb, self.encoding.values, self.encoding.layout, (inner, outer))
+            return ahead.at(positions) * math.exp(DENSITY_BIAS)
+        logits = self.density_net(self.encoding(positions))[:, 0]
+        return truncated_exp(widen(logits) + DENSITY_BIAS)
+
+    density = forward

@@ -11,7 +11,7 @@ from ..ops.mlp import wide_mlp
 from ..ops.positions import Contraction, unit_positions
 from ..types import Aabb
 from .field import Buffers
-from .parts import LARGEST_PIECE, cut, draw_uniform, frequency_encode, recomputed
+from .parts import LARGEST_PIECE, cut, draw_uniform, frequency_encode, recomputed, widen
 
 POSITION_FREQUENCIES = 10
 DIRECTION_FREQUENCIES = 4
@@ -94,7 +94,7 @@ class VanillaNeRF(nn.Module):
 
     def _density(self, hidden: Tensor) -> Tensor:
         logits = self._layers(hidden, [self.density_head])[:, 0]
-        return torch.nn.functional.softplus((logits if logits.dtype == torch.float64 else logits.float()) - 1.0)
+        return torch.nn.functional.softplus(widen(logits) - 1.0)
 
     def density(self, positions: Tensor, times: Tensor | None = None) -> Tensor:
         if torch.is_grad_enabled():
@@ -113,7 +113,7 @@ class VanillaNeRF(nn.Module):
         features = self._layers(hidden, [self.feature_head])
         encoded = frequency_encode(directions, DIRECTION_FREQUENCIES).to(features.dtype)
         logits = self._layers(torch.cat([features, encoded], dim=-1), [self.color_hidden, self.color_head])
-        return torch.sigmoid(logits if logits.dtype == torch.float64 else logits.float()), self._density(hidden)
+        return torch.sigmoid(widen(logits)), self._density(hidden)
 
 
 def times_of(positions: Tensor, times: Tensor | None) -> Tensor:

@@ -19,7 +19,7 @@ from ..ops.frame import NextSamples
 from ..ops.positions import sample_positions
 from ..ops.spherical_harmonics import spherical_harmonics
 from ..ops.voxels import SIDE, VoxelIndex, VoxelTables, blocks_per_axis, color_width
-from ..ops.voxels.reference import node_rows
+from ..ops.voxels.reference import corners
 from ..types import Aabb, PackedSamples, Rays
 from .field import Buffers, Carry, Connected, Staged
 from .parts import activated, truncated_exp
@@ -165,8 +165,7 @@ class VoxelGrid(Staged, Connected):
 
     def mark(self, marks: Tensor, positions: Tensor, weights: Tensor) -> None:
         unit, weights = self.aabb.normalize(positions), weights.to(marks.dtype)
-        for corner in range(8):
-            row = corner_rows(self.structure, unit, corner)
+        for _, row in corners(unit, self.index, torch.float32):
             marks.scatter_reduce_(0, row.clamp(min=0), torch.where(row >= 0, weights, 0.0), "amax")
 
     @torch.no_grad()
@@ -304,11 +303,3 @@ def subdivided(voxels: tuple[Tensor, Tensor, Tensor], old: int, new: int) -> Vox
         inside = (place[0] <= lasts[0]) & (place[1] <= lasts[1]) & (place[2] <= lasts[2])
         keys.append(node_keys(*(axis[inside] for axis in place), resolution=new))
     return build_structure(torch.cat(keys), new)
-
-
-def corner_rows(structure: VoxelStructure, positions: Tensor, corner: int) -> Tensor:
-    """(n,) int64: the row of one of the eight corners around unit positions (n, 3); -1 where it is not stored."""
-    r = structure.resolution
-    cell = (positions.clamp(0.0, 1.0) * r).nan_to_num().floor().clamp(max=r - 1).long()
-    x, y, z = cell[:, 0] + (corner & 1), cell[:, 1] + ((corner >> 1) & 1), cell[:, 2] + (corner >> 2)
-    return node_rows(structure.index(0.0), x, y, z)

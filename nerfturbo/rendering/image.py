@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.cameras import PIXEL_CENTER, Cameras
+from ..data.cameras import Cameras
 from ..data.lenses import picture_directions
 from ..fields.field import Field, offers
 from ..fields.parts import truncated_exp
@@ -147,15 +147,12 @@ def render_part(
     rows: int,
     order: Tensor | None = None,
     background: Tensor | None = None,
-    rounds: int | None = None,
 ) -> FinishedRays:
-    """Render rays that fit the budget, to the end; or only so many `rounds`, without a look at what is left."""
+    """Render rays that fit the budget, to the end."""
     evaluate, live = begin(field, rays, sampler, order)
     run = make_round(evaluate, sampler, rows)
-    for _ in range(rounds or 0):
-        live = run(live)
     unchecked = UNCHECKED if rays.device.type != "cpu" and evaluate.logits else 1
-    while rounds is None and int(live.n_live):
+    while int(live.n_live):
         for _ in range(unchecked):
             live = run(live)
     return frame.finish_rays(live, background)
@@ -267,10 +264,10 @@ def compile_image(field: Any, grid: Places, rays: Rays, settings: MarchSettings 
         return
     with compile_only(rays.device) as compiling:
         if compiling:
-            rows, order = render_budget(field, rays.device).samples, strip_order(1, len(rays), rays.device)
-            background = torch.ones(3, device=rays.device)
+            evaluate, live = begin(field, rays, sampler, strip_order(1, len(rays), rays.device))
+            run = make_round(evaluate, sampler, render_budget(field, rays.device).samples)
             # Two rounds, since the queue has two sides; to the end it would never come, with no kernel running.
-            render_part(field, rays, sampler, order=order, background=background, rounds=2, rows=rows)
+            frame.finish_rays(run(run(live)), torch.ones(3, device=rays.device))
 
 
 @torch.no_grad()
@@ -289,14 +286,13 @@ def render_view(
     device = device_of(field, grid)
     local = picture_directions(cameras, index, device)
     cameras = cameras.to(device)
-    x = torch.arange(width, device=device) + PIXEL_CENTER
 
     def rays_of(first: int, rows: int) -> Rays:
-        indices = torch.full((rows * width,), index, dtype=torch.int64, device=device)
+        pixels = torch.arange(first * width, (first + rows) * width, device=device)
+        indices = torch.full_like(pixels, index)
         if local is not None:
             return cameras.rays_along(indices, local[first * width : (first + rows) * width])
-        y = torch.arange(first, first + rows, device=device) + PIXEL_CENTER
-        return cameras.rays(indices, x.repeat(rows), y.repeat_interleave(width))
+        return cameras.pixel_rays(indices, pixels)
 
     return _render_rows(field, as_sampler(grid, settings), rays_of, (height, width), device, background, max_memory)
 
@@ -308,18 +304,16 @@ def device_of(field: Any, grid: Any) -> torch.device:
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
-def supersampled(render: Callable[[tuple[float, float]], RenderedImage], n: int) -> RenderedImage:
-    """The mean of n x n pictures, `render((dx, dy))` through points so far from the pixels' centres, in pixels."""
+def supersampled(render: Callable[[Cameras], RenderedImage], cameras: Cameras, n: int) -> RenderedImage:
+    """The mean of n x n pictures: `render` makes each by cameras that look through other points of the pixels."""
     refuse(n < 1, "render.eval_rays", "at least 1", n)
-    places = [(index + 0.5) / n - 0.5 for index in range(n)]
-    whole = render((places[0], places[0]))
     if n == 1:
-        return whole
-    # A pixel's depth is that of what it sees.
-    rgb, opacity, seen = whole.rgb, whole.opacity, whole.depth * whole.opacity
-    for y, x in list(itertools.product(places, repeat=2))[1:]:
-        part = render((x, y))
-        rgb, opacity, seen = rgb + part.rgb, opacity + part.opacity, seen + part.depth * part.opacity
+        return render(cameras)
+    places, whole = [(index + 0.5) / n - 0.5 for index in range(n)], torch.zeros(())
+    rgb, opacity, seen = whole, whole, whole  # a pixel's depth is that of what it sees
+    for y, x in itertools.product(places, repeat=2):
+        part = render(cameras.looking_past((x, y)))
+        rgb, opacity, seen = part.rgb + rgb, part.opacity + opacity, part.depth * part.opacity + seen
     return RenderedImage(rgb / n**2, opacity / n**2, seen / opacity.clamp(min=1e-6))
 
 

@@ -208,9 +208,8 @@ class NerfModel(nn.Module):
         """View `index` of the cameras, over the background (white unless given), within `max_memory` bytes."""
         behind = torch.ones(3, device=self.device) if background is None else background
 
-        def render(shift: tuple[float, float]) -> RenderedImage:
-            shifted = cameras if shift == (0.0, 0.0) else cameras.looking_past(shift)
+        def render(cameras: Cameras) -> RenderedImage:
             options = {"background": behind, "max_memory": max_memory}
-            return render_view(self.field, self.estimator, shifted, index, **options)
+            return render_view(self.field, self.estimator, cameras, index, **options)
 
-        return supersampled(render, self.config.render.eval_rays)
+        return supersampled(render, cameras, self.config.render.eval_rays)

@@ -34,6 +34,7 @@ from ..data.placement import require_plain
 from ..errors import InputError
 from ..fields.field import offers
 from ..ops._checks import refuse
+from ..ops._sink import linear
 from ..ops.packed import packed_sum
 from ..types import Aabb, PackedSamples, Rays
 from .render import RgbSigmaFn
@@ -110,19 +111,6 @@ def exposed_color(rgb: Tensor, log_gains: Tensor) -> Tensor:
     """Colours in [0, 1] whose odds are multiplied by exp(log_gains)."""
     gain = log_gains.exp()
     return rgb * gain / (1.0 - rgb + rgb * gain)
-
-
-class _ShiftColours(torch.autograd.Function):
-    """Logits of the samples, colours shifted by a row per ray; the gradient to the rows is a sum over their samples."""
-
-    @staticmethod
-    def forward(ctx: Any, raw: Tensor, shifts: Tensor, samples: PackedSamples) -> Tensor:
-        ctx.samples = samples
-        return raw + torch.nn.functional.pad(shifts, (0, 1))[samples.ray_indices].to(raw.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
-        return grad, packed_sum(grad[:, :3].float().contiguous(), ctx.samples.offsets), None  # raw, shifts, samples
 
 
 class PhotoCorrections(nn.Module):
@@ -302,7 +290,10 @@ class PhotoCorrections(nn.Module):
         """Logits (capacity, 4) of samples with the exposure of their photos."""
         if not self.config.photo.exposure or rays.camera_indices is None:
             return raw
-        return _ShiftColours.apply(raw, self.log_gains().index_select(0, rays.camera_indices), samples)
+        # To each sample its ray's shift; behind it, for each ray the sum over its samples.
+        shifts, index = self.log_gains().index_select(0, rays.camera_indices), samples.ray_indices
+        spread = lambda rows: torch.nn.functional.pad(rows, (0, 1))[index].to(raw.dtype)  # noqa: E731
+        return raw + linear(shifts, spread, lambda grad: packed_sum(grad[:, :3].float().contiguous(), samples.offsets))
 
     def exposed(self, rgb_sigma_fn: RgbSigmaFn, rays: Rays) -> RgbSigmaFn:
         """The colours of a field over these rays with the exposure of their photos."""

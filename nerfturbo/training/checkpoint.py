@@ -124,13 +124,12 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def best_checkpoint(folder: Path) -> Path | None:
     """The checkpoint with the highest score, the newer of two equals; None where none has one."""
-    best: tuple[float, Path] | None = None
+    scored: list[tuple[float, Path]] = []
     for path in list_checkpoints(folder):
         with contextlib.suppress(CheckpointError):
-            score = read_state(path).score
-            if score is not None and not math.isnan(score) and (best is None or score >= best[0]):
-                best = (score, path)
-    return None if best is None else best[1]
+            if (score := read_state(path).score) is not None and not math.isnan(score):
+                scored.append((score, path))
+    return max(scored)[1] if scored else None
 
 
 def latest_checkpoint(run: Path) -> Path:

@@ -176,25 +176,25 @@ def render_and_compare(
     seen = evaluate(model, batch.rays, samples, near_gradients(model, samples))
     learns = offers(model.sampler, "loss") and not getattr(model.sampler, "rests", False)  # from its samples' weights
     stages = [stage for stage in getattr(samples, "stages", ()) if stage.color is not None]  # of a coarse field
-    if seen.logits is not None and not learns and not stages:
-        return _fused(model, batch.rgba, samples, background, seen.logits, loss_scale)
-    density, rgb = seen.density_and_color()
-    out = composite(density, rgb, samples)
-    target = target_over(batch, background)
-    color = out.rgb + (1.0 - out.opacity)[:, None] * background
-    kind, kept = model.config.loss.kind, samples.n_rays_kept
-    loss = color_loss(color, target, kind=kind, n_rays_kept=kept)
-    mse = color_loss(color.detach(), target, kind="mse", n_rays_kept=kept)
-    for stage in stages:
-        coarse = stage.color + (1.0 - stage.weights.sum(-1, keepdim=True)) * background
-        loss = loss + color_loss(coarse, target, kind=kind, n_rays_kept=kept)
-    if learns:
-        loss = loss + model.sampler.loss(samples, out.weights)
-    rule, places = _ray_rule(model, samples)
+    (rule, places), kind, kept = _ray_rule(model, samples), model.config.loss.kind, samples.n_rays_kept
+    if seen.logits is not None and not learns and not stages:  # activations, compositing and loss are one op
+        options = {"rule": LossRule(kind), "gradient_scale": loss_scale}
+        loss, mse, _ = composite_loss(seen.logits, samples, background, batch.rgba, **options)
+    else:
+        out = composite(*seen.density_and_color(), samples)
+        target = target_over(batch, background)
+        color = out.rgb + (1.0 - out.opacity)[:, None] * background
+        loss = color_loss(color, target, kind=kind, n_rays_kept=kept)
+        mse = color_loss(color.detach(), target, kind="mse", n_rays_kept=kept)
+        for stage in stages:
+            coarse = stage.color + (1.0 - stage.weights.sum(-1, keepdim=True)) * background
+            loss = loss + color_loss(coarse, target, kind=kind, n_rays_kept=kept)
+        if learns:
+            loss = loss + model.sampler.loss(samples, out.weights)
+        if rule is not None and seen.logits is None:
+            loss = loss + weights_loss(out.weights, out.opacity, places, rule)
     if rule is not None and seen.logits is not None:
         loss = loss + ray_losses(seen.logits, samples, rule, places=places, gradient_scale=loss_scale)
-    elif rule is not None:
-        loss = loss + weights_loss(out.weights, out.opacity, places, rule)
     return loss, mse
 
 
@@ -205,18 +205,6 @@ def _ray_rule(model: NerfModel, samples: PackedSamples) -> tuple[RayLossRule | N
     if rule is None or not offers(model.sampler, "loss") or not offers(samples, "normalized"):
         return rule, samples
     return replace(rule, unit=1.0), samples.normalized()  # type: ignore[attr-defined]
-
-
-def _fused(
-    model: NerfModel, target: Tensor, samples: PackedSamples, background: Tensor, logits: Tensor, scale: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The same from logits: activations, compositing and loss are one op."""
-    (rule, places), kind = _ray_rule(model, samples), model.config.loss.kind
-    out = composite_loss(logits, samples, background, target, rule=LossRule(kind), gradient_scale=scale)
-    loss = out.loss
-    if rule is not None:
-        loss = loss + ray_losses(logits, samples, rule, places=places, gradient_scale=scale)
-    return loss, out.mse
 
 
 def depth_loss(model: NerfModel, *, step: int | Tensor, fixed: bool, first: int, place: Placing) -> Tensor:

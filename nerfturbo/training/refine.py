@@ -48,13 +48,6 @@ def refine_field(model: NerfModel, cameras: Cameras, *, step: int, team: Team | 
     return field.refine(marks)
 
 
-def rehearse(model: NerfModel, cameras: Cameras) -> None:
-    """Compile what a change runs, before the clock starts: nothing is changed."""
-    if is_due(model, 1.0, 1 << 40) and (marks := model.field.new_marks()).numel():
-        with torch.no_grad():
-            mark_rays(model, cameras, marks, step=0, first=0, n=REHEARSED.get(model.device.type, 8))
-
-
 def _march(model: NerfModel, rays: Rays) -> PackedSamples:
     """Along these rays, as training and rendering march the model's grid."""
     planes, cone = model.bounds, getattr(model.config.sampler, "cone_angle", 0.0)
@@ -135,22 +128,16 @@ def culls(model: NerfModel) -> bool:
 
 
 @torch.no_grad()
-def costs_too_much(model: NerfModel, pixels: PixelSampler, n_rays: int, steps: int) -> bool:
-    """Whether `n_rays` would march more samples than the `steps` trained. That is a short run, whose grid is still
-    full: it would go on for minutes to hide little."""
-    probe = min(PROBED, n_rays)
-    samples = _march(model, pixels.draw(FIRST_DRAW, probe).rays)
-    return int(samples.n_samples) * n_rays > probe * steps * model.config.train.batch_samples
-
-
-@torch.no_grad()
 def cull_unseen(model: NerfModel, pixels: PixelSampler, steps: int | None = None) -> float:
     """Empty the cells of the grid that no training picture shows; returns their share of the occupied ones. None
     after so few `steps` that looking would take longer than they did."""
     grid, n_pixels = model.grid, int(pixels.scene.cameras.size.long().prod(-1).sum())
     n_rays = min(CULL_RAYS.get(model.device.type, CULL_RAYS["cpu"]), 2 * n_pixels)
-    if steps is not None and costs_too_much(model, pixels, n_rays, steps):
-        return 0.0
+    if steps is not None:  # a short run, whose grid is still full, would go on for minutes to hide little
+        probe = min(PROBED, n_rays)
+        marched = int(_march(model, pixels.draw(FIRST_DRAW, probe).rays).n_samples)
+        if marched * n_rays > probe * steps * model.config.train.batch_samples:
+            return 0.0
     at_once = max(CULL_RAYS_AT_ONCE, model.config.train.batch_samples // CULL_SAMPLES)
     shown = shown_cells(model, pixels, n_rays=n_rays, at_once=min(at_once, n_rays))
     shown, occupied = dilate(shown, 1).reshape(-1), unpack_bits(grid.bits).bool()
@@ -177,7 +164,10 @@ def unseen_culled(model: NerfModel, pixels: PixelSampler, steps: int) -> Iterato
         model.grid.bits.copy_(before)
 
 
-def rehearse_culling(model: NerfModel, pixels: PixelSampler) -> None:
-    """Compile what the end of training runs, before the clock starts: nothing is changed."""
+@torch.no_grad()
+def rehearse(model: NerfModel, pixels: PixelSampler) -> None:
+    """Compile what a change and the end of training run, before the clock starts: nothing is changed."""
+    if is_due(model, 1.0, 1 << 40) and (marks := model.field.new_marks()).numel():
+        mark_rays(model, pixels.scene.cameras, marks, step=0, first=0, n=REHEARSED.get(model.device.type, 8))
     if culls(model) and model.device.type != "cpu":
         shown_cells(model, pixels, n_rays=CULL_REHEARSED, at_once=CULL_REHEARSED)

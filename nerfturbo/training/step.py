@@ -134,16 +134,24 @@ class StepRecord:
     loss_scale: float = 1.0
 
 
-class RayBatches:
-    """Draws batch after batch and compares them with the pictures; keeps the number of rays such that the sample budget
-    stays full. In a `team`, `n_rays` and the budget are those of all ranks together."""
+class TrainingStep:
+    """One optimizer step per call, eagerly. Draws batch after batch and compares them with the pictures; keeps the
+    number of rays such that the sample budget stays full. In a `team`, `n_rays`, the budget and the values of a record
+    are those of all ranks together."""
 
     def __init__(
-        self, model: NerfModel, pixels: PixelSampler, *, stages: Stages | None = None, team: Team | None = None
+        self,
+        model: NerfModel,
+        pixels: PixelSampler,
+        optimizer: Optimizer,
+        *,
+        stages: Stages | None = None,
+        team: Team | None = None,
     ) -> None:
-        self.model, self.pixels = model, pixels
+        self.model, self.pixels, self.optimizer = model, pixels, optimizer
         self.stages, self.team = stages or Stages(), team or Team()
         self.n_rays = first_rays(model) * self.team.world
+        self._last = (0.0, 0.0)
 
     def loss(self, step: int, part: int = 0, scale: Tensor | None = None) -> StepResult:
         """Draw this rank's rays of a batch and compare them with the pictures; differentiable."""
@@ -159,23 +167,6 @@ class RayBatches:
         budget, world = ray_budget(self.model), self.team.world
         fill, march = world * budget.samples / max(n_samples, 1), world * budget.marched / max(n_marched, 1)
         self.n_rays = max(64, min(int(self.n_rays * min(fill, march, 2.0)), budget.max_rays * world))
-
-
-class TrainingStep(RayBatches):
-    """One optimizer step per call, eagerly. In a `team` the values of a record are those of all ranks together."""
-
-    def __init__(
-        self,
-        model: NerfModel,
-        pixels: PixelSampler,
-        optimizer: Optimizer,
-        *,
-        stages: Stages | None = None,
-        team: Team | None = None,
-    ) -> None:
-        super().__init__(model, pixels, stages=stages, team=team)
-        self.optimizer = optimizer
-        self._last = (0.0, 0.0)
 
     def set_learning_rate(self, value: float) -> None:
         self.optimizer.set_learning_rate(value)

@@ -266,8 +266,7 @@ class Trainer:
         """Compile, record, agree with the other ranks; then start the clock."""
         self._reached = self._watch_target()
         self._begin_together()
-        refine.rehearse(self.model, self.scene.cameras)
-        refine.rehearse_culling(self.model, self.pixels)
+        refine.rehearse(self.model, self.pixels)
         refine.recall_culled(self.model, self.step)
         self.optimizer.drop_gradients()  # of a step that ran out of memory, say
         self.stepper.prepare()

@@ -20,16 +20,17 @@ from nerfturbo.data.cameras import Cameras, look_at, transform_points
 from nerfturbo.data.images import ImagePool, to_bytes
 from nerfturbo.errors import InputError
 from nerfturbo.evaluation.metrics import psnr
-from nerfturbo.export.atlas import PADDING, unwrap
 from nerfturbo.export.mesh import Mesh, MeshSettings, export_box, extract_mesh, upright
 from nerfturbo.export.raster import covered, rasterize
 from nerfturbo.export.texture import (
+    PADDING,
     TexturedMesh,
     bake_texture,
     check_texture_path,
     picture,
     score_texture,
     spread,
+    unwrap,
     write_textured,
 )
 from nerfturbo.ops import use_backend

@@ -33,7 +33,7 @@ from torch import Tensor
 from ...errors import InputError, counted, refuse
 from ..cameras import opencv_to_opengl, rotations, transform_poses, turned, world_to_camera
 from ..capture.photos import PHOTO_ENDINGS
-from ..json_checks import IMAGE_FOLDERS, read_json, read_json_value
+from ..json_checks import IMAGE_FOLDERS, read_json
 from ..scene import SPLITS
 from .colmap import text_lines
 from .posed import ONE_FOCAL, reading
@@ -68,7 +68,7 @@ def _from_world(rotation: Tensor, translation: Tensor) -> Tensor:
 
 
 def _opensfm(file: Path) -> Capture:
-    parts = found if isinstance(found := read_json_value(file), list) else [found]
+    parts = found if isinstance(found := read_json(file, kind=object), list) else [found]
     refuse(not parts, str(file), "at least one reconstruction", "none")
     best, frames = max(parts, key=lambda one: len(one["shots"])), []
     for name, shot in best["shots"].items():

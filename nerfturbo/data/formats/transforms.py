@@ -274,18 +274,15 @@ class _File:
         values, where = frame.values, frame.where
         what = f"{where}: transform_matrix"
         camera = checks.rigid(checks.three_rows(values.get("transform_matrix"), what, "a 4x4 matrix"), what)
-
-        def beside(name: str) -> Path | None:  # not there is an error: what a mask hides would be trained on
-            given, outside = values.get(name), self.options.allow_outside
-            return None if given is None else image_path(self.folder, given, f"{where}: {name}", allow_outside=outside)
-
+        if (mask := values.get("mask_path")) is not None:  # not there is an error: what it hides would be trained on
+            mask = image_path(self.folder, mask, f"{where}: mask_path", allow_outside=self.options.allow_outside)
         time = number(values["time"], f"{where}: time") if "time" in values else None
         depth = None
         if (file := self._depth_file(frame)) is not None:
             name, back = "depth_unit_scale_factor", _before_export(self.document, self.file)
             unit = number(self.document.get(name, DEPTH_UNIT), f"{self.file}: {name}")
             depth = (str(file), unit if back is None else unit * similarity_scale(back))
-        return View(frame.image, camera, self._lens(frame), split, beside("mask_path"), time, depth)
+        return View(frame.image, camera, self._lens(frame), split, mask, time, depth)
 
     def _depth_file(self, frame: _Frame) -> Path | None:
         name, what = frame.values.get("depth_file_path"), f"{frame.where}: depth_file_path"

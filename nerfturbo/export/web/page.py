@@ -1,7 +1,7 @@
 """The page itself: the modules in `page/`, a scene's header and its chunks, in one file or in a folder.
 
-In one file the modules are wrapped into functions, because browsers load no modules beside a page that was opened from
-a disk; the script stands behind the first picture's chunks and draws while others arrive. The policy forbids fetches.
+In one file the modules become one script, because browsers load no modules beside a page that was opened from a disk;
+the script stands behind the first picture's chunks and draws while others arrive. The policy forbids fetches.
 """
 
 import base64
@@ -37,8 +37,7 @@ FIRST_CHUNKS = 2  # where the blocks lie, and those that are seen most: enough f
 DATA_FOLDER = "data"
 STILL, REACH = 192, 1.8  # pixels a side: about as sharp as the first picture that the page itself draws
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src blob: data:; script-src {}; connect-src {}"
-_IMPORT = re.compile(r"^import \{([^}]*)\} from \"\./([\w.]+)\";\n", re.MULTILINE)
-_EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) )(\w+)", re.MULTILINE)
+_MODULE_WORDS = re.compile(r'^import \{[^}]*\} from "[^"]*";\n|^export ', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -101,15 +100,9 @@ def render_page(scene: dict[str, Any], chunks: Sequence[Chunk], still: str = "",
 
 
 def bundle(modules: Sequence[str] = MODULES) -> str:
-    """All modules as one script: each a function of its own that returns what it exports."""
-    lines = ['"use strict";', "const modules = {};"]
-    for name in modules:
-        source = _source(name)
-        exported = [match.group(2) for match in _EXPORT.finditer(source)]
-        source = _IMPORT.sub(lambda match: f'const {{{match.group(1)}}} = modules["{match.group(2)}"];\n', source)
-        source = _EXPORT.sub(r"\1\2", source)
-        lines += [f'modules["{name}"] = (() => {{', source + f"return {{ {', '.join(exported)} }};", "})();"]
-    return "\n".join(["(() => {", *lines, "})();", ""])
+    """All modules as one script: a function inside of which each knows the names of all, and nobody else does."""
+    sources = [_MODULE_WORDS.sub("", _source(name)) for name in modules]
+    return "\n".join(["(() => {", '"use strict";', *sources, "})();", ""])
 
 
 def room_for_data(budget_bytes: float) -> float:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...data.cameras import PIXEL_CENTER, Cameras
+from ...data.cameras import Cameras
 from ...errors import refuse
 from ...evaluation.evaluate import choose_views
 from ...fields.field import Field
@@ -65,8 +65,7 @@ def draw_pixels(cameras: Cameras, n: int, generator: torch.Generator) -> tuple[T
 
 def pixel_rays(cameras: Cameras, views: Tensor, pixels: Tensor, time: float | None) -> Rays:
     """Rays through pixel centres. No picture's own appearance or time: a page shows the scene, not one photo."""
-    width = cameras.size[views, 0]
-    rays = cameras.rays(views, pixels % width + PIXEL_CENTER, pixels // width + PIXEL_CENTER)
+    rays = cameras.pixel_rays(views, pixels)
     return Rays(rays.origins, rays.directions, None if time is None else torch.full_like(rays.origins[:, 0], time))
 
 

@@ -119,6 +119,12 @@ def _counts(samples: PackedSamples) -> tuple[int, int, int]:
     return n_rays, int(samples.offsets[-1]), n_rays if kept is None else min(int(kept), n_rays)
 
 
+def _scale_gradient(ctx: Any, arrived: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradient (4, n) that the forward left, times what arrives at the loss."""
+    (grad,), scale = ctx.saved_tensors, float(arrived)
+    return ((grad if scale == 1.0 else grad * scale).t().to(ctx.dtype),)
+
+
 class _CompositeLoss(Node):
     @staticmethod
     def forward(ctx, raw, samples, background, target, rule) -> tuple[Tensor, Tensor, Tensor]:
@@ -136,10 +142,7 @@ class _CompositeLoss(Node):
         ctx.mark_non_differentiable(mse, rgb)
         return loss, mse, rgb
 
-    @staticmethod
-    def backward(ctx: Any, g_loss: Tensor, g_mse: Tensor, g_rgb: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,), scale = ctx.saved_tensors, float(g_loss)
-        return ((grad if scale == 1.0 else grad * scale).t().to(ctx.dtype),)
+    backward = staticmethod(_scale_gradient)
 
 
 def composite_loss(raw, samples, background, target, *, rule, gradient_scale) -> tuple[Tensor, Tensor, Tensor]:
@@ -175,7 +178,7 @@ def _walk(begin, end, starts, ends, left, right, logits, scratch):
 
 @jit()
 def _losses_forward(first, last, offsets, starts, ends, left, right, logits, n_kept, weights, share, losses, grad):
-    """weights: of distortion over unit, opacity. grad (n,) is written unless it is empty."""
+    """weights: of distortion over unit, opacity. grad (4, n), zero before, gets its last row, unless it is empty."""
     distortion, entropy = weights[0], weights[1]
     longest = 0
     for ray in range(first, last):
@@ -185,8 +188,6 @@ def _losses_forward(first, last, offsets, starts, ends, left, right, logits, n_k
         begin, end = offsets[ray], offsets[ray + 1]
         losses[ray] = 0.0
         if ray >= n_kept:
-            if grad.shape[0]:
-                grad[begin:end] = ZERO
             continue
         total, spread = _walk(begin, end, starts, ends, left, right, logits, scratch)
         opacity = min(max(total, LOW), HIGH)
@@ -200,12 +201,11 @@ def _losses_forward(first, last, offsets, starts, ends, left, right, logits, n_k
         for k in range(end - begin - 1, -1, -1):
             i = begin + k
             if scratch[1, k] < ZERO:
-                grad[i] = ZERO
                 continue
             weight, tau, middle = scratch[0, k], scratch[2, k], scratch[3, k]
             far = middle * scratch[4, k] - scratch[5, k] + after_moment - middle * after
             g = TWO * distortion * (far + weight * (right[i] - left[i]) * THIRD) + rise
-            grad[i] = share * tau * (scratch[1, k] * g - later)
+            grad[3, i] = share * tau * (scratch[1, k] * g - later)
             later += weight * g
             after += weight
             after_moment += weight * middle
@@ -214,10 +214,9 @@ def _losses_forward(first, last, offsets, starts, ends, left, right, logits, n_k
 class _RayLosses(Node):
     @staticmethod
     def forward(ctx: Any, raw: Tensor, samples: PackedSamples, places: PackedSamples, rule: RayLossRule) -> Tensor:
-        n_rays, used, kept = _counts(samples)
+        n_rays, _, kept = _counts(samples)
         share = 1.0 / max(kept, 1)
-        grad = torch.empty(samples.capacity if ctx.needs_input_grad[0] else 0)
-        grad[used:] = 0.0
+        grad = torch.zeros(4 if ctx.needs_input_grad[0] else 0, samples.capacity)
         losses = np.empty(n_rays)
         weights = np.array([rule.distortion / rule.unit, rule.opacity], np.float32)
         settings = (as_float32("raw", raw[:, 3]), kept, weights, np.float32(share))
@@ -227,12 +226,7 @@ class _RayLosses(Node):
         ctx.dtype = raw.dtype
         return torch.tensor(float(losses.sum()) * share, dtype=torch.float32)
 
-    @staticmethod
-    def backward(ctx: Any, arrived: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = ctx.saved_tensors
-        out = torch.zeros(4, grad.shape[0])
-        torch.mul(grad, float(arrived), out=out[3])
-        return (out.t().to(ctx.dtype),)
+    backward = staticmethod(_scale_gradient)
 
 
 def ray_losses(raw, samples, places, *, rule, gradient_scale) -> Tensor:

@@ -5,8 +5,8 @@ brick. Decisions use the reference's float32 operations in its order, without fu
 of the cell's face by more than rounding can move a point. (With a cone angle the two exponentials may round differently
 in the last bit.) A task = a chunk of rays: count, prefix sum over whole rays, write.
 
-The occupancy grid: a task = a chunk of cells or of words of 32. Cells may repeat: all old values are read before any
-decays, and the maximum is atomic. fp32, the mean in fp64; deterministic.
+The occupancy grid: a task = a chunk of cells. Cells may repeat: all old values are read before any decays, and the
+maximum is atomic; NumPy makes bits and bricks. fp32, the mean in fp64; deterministic.
 """
 
 import math
@@ -49,24 +49,6 @@ class _Grid(NamedTuple):
     half: np.ndarray  # (3,) float32, half the size of level 0
     resolution: int
     levels: int
-
-
-@jit(exact=True)
-def _mark_bricks(bits, resolution, bricks):
-    for level in range(bricks.shape[0]):
-        for x in range(resolution):
-            for y in range(resolution):
-                row = ((level * resolution + x) * resolution + y) * resolution
-                z = 0
-                while z < resolution:
-                    i = row + z
-                    word = bits[i >> 5] >> np.uint32(i & 31)
-                    if word == 0:
-                        z += 32 - (i & 31)
-                        continue
-                    if word & np.uint32(15):
-                        bricks[level, x // BRICK, y // BRICK, z // BRICK] = True
-                    z += BRICK
 
 
 @jit(exact=True, inline=True)
@@ -205,11 +187,11 @@ def _rule(rule: StepRule) -> _Rule:
 def summarize_grid(grid: OccupancyBits) -> Tensor:
     """(levels, n, n, n) bool: bricks with an occupied cell; n = 0 where bricks do not fit the levels' boxes."""
     # Bricks of an outer level must not reach into the box of the level inside it, a quarter of its cells away.
-    n = grid.resolution // BRICK if grid.levels == 1 or grid.resolution % (4 * BRICK) == 0 else 0
-    bricks = np.zeros((grid.levels, n, n, n), np.bool_)
-    if n:
-        _mark_bricks(array(grid.bits).view(np.uint32), grid.resolution, bricks)
-    return torch.from_numpy(bricks)
+    if grid.levels > 1 and grid.resolution % (4 * BRICK) != 0:
+        return torch.zeros(grid.levels, 0, 0, 0, dtype=torch.bool)
+    n, cells = grid.resolution // BRICK, array(grid.bits).view(np.uint8)
+    fours = np.stack([cells & 15, cells >> 4], axis=-1).reshape(grid.levels, n, BRICK, n, BRICK, n)  # along z
+    return torch.from_numpy(fours.max(4).max(2) != 0)
 
 
 def _grid(grid: OccupancyBits, bricks: Tensor | None = None) -> _Grid:
@@ -238,8 +220,7 @@ def march(origins, directions, grid, rule, *, jitter, limits, capacity, n_active
     return new
 
 
-WORD_CHUNK = 2048  # words of 32 cells
-CELLS = 32768
+CELLS = 32768  # of a task
 
 
 @jit(exact=True)
@@ -258,27 +239,6 @@ def _raise(first, last, bits, cells, old, fresh, fresh_bits):
             atomic_max(bits, cells[i], fresh_bits[i])
 
 
-@jit(exact=True)
-def _sum_seen(first, last, density, sums, counts):
-    """sums and counts of the cells >= 0 in chunks first ... last - 1."""
-    for chunk in range(first, last):
-        total, count = np.float64(0.0), 0
-        for i in range(chunk * WORD_CHUNK * 32, min((chunk + 1) * WORD_CHUNK * 32, density.shape[0])):
-            if density[i] >= 0.0:
-                total += density[i]
-                count += 1
-        sums[chunk], counts[chunk] = total, count
-
-
-@jit(exact=True)
-def _pack(first, last, density, threshold, bits):
-    for word in range(first, last):
-        packed = np.uint32(0)
-        for bit in range(32):
-            packed |= np.uint32(np.uint32(density[word * 32 + bit] > threshold) << np.uint32(bit))
-        bits[word] = packed
-
-
 @torch.no_grad()
 def decay_and_max(density: Tensor, cells: Tensor, fresh: Tensor, decay: float) -> None:
     _check_in_place("density", density)
@@ -293,11 +253,10 @@ def decay_and_max(density: Tensor, cells: Tensor, fresh: Tensor, decay: float) -
 def threshold_bits(density: Tensor, bits: Tensor, threshold: float) -> Tensor:
     _check_in_place("bits", bits)
     values = array(as_float32("density", density))
-    n_chunks = -(-bits.shape[0] // WORD_CHUNK)
-    sums, counts = np.empty(n_chunks, np.float64), np.empty(n_chunks, np.int64)
-    launch(_sum_seen, n_chunks, 1, values, sums, counts)
-    mean = np.float32(sums.sum() / max(counts.sum(), 1))
-    launch(_pack, bits.shape[0], WORD_CHUNK, values, np.float32(min(mean, threshold)), bits.numpy().view(np.uint32))
+    total, count = np.fmax(values, ZERO).sum(dtype=np.float64), np.count_nonzero(values >= ZERO)
+    mean = np.float32(total / max(count, 1))
+    packed = np.packbits(values > np.float32(min(mean, threshold)), bitorder="little")
+    bits.numpy()[:] = packed.view(np.int32)
     return torch.tensor(mean)
 
 

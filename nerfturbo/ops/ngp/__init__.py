@@ -11,7 +11,6 @@ Fused because the networks are so small that moving their hidden layers through 
 them. The gradient of a saturated density is that of the exponential, not zero.
 """
 
-import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -81,24 +80,12 @@ def _check_directions(directions: Tensor, ray_indices: Tensor | None, n: int) ->
 
 def check_weights(weights: NgpWeights, encoding: int, directions: int) -> None:
     """That the matrices fit each other, an encoding and directions of these widths."""
-    if all(isinstance(w, Tensor) for w in weights) and _fit(tuple(w.shape for w in weights), encoding, directions):
-        return
     check_shape("density_in", weights.density_in, ("hidden", encoding))
     hidden = weights.density_in.shape[0]
     check_shape("density_out", weights.density_out, ("features", hidden))
     check_shape("colour_in", weights.colour_in, (hidden, directions + weights.density_out.shape[0]))
     check_shape("colour_mid", weights.colour_mid, (hidden, hidden))
     check_shape("colour_out", weights.colour_out, (3, hidden))
-
-
-@functools.lru_cache(maxsize=64)
-def _fit(shapes: tuple[tuple[int, ...], ...], encoding: int, directions: int) -> bool:
-    """Known from the last time, as a loop asks at every step; which matrix is wrong, `check_weights` finds out."""
-    hidden, features = shapes[0][:1], shapes[1][:1]
-    if not hidden or not features:
-        return False
-    width = directions + features[0]
-    return shapes == ((*hidden, encoding), (*features, *hidden), (*hidden, width), hidden * 2, (3, *hidden))
 
 
 def skips_unused(table: Tensor, weights: NgpWeights) -> bool:

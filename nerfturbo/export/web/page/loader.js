@@ -1,7 +1,7 @@
 // The scene's bytes: where they come from (elements of this page, or files beside it), checked and unpacked.
 // `baked.py` writes them and says how they are laid out.
 
-const BLOCK = 8;
+export const BLOCK = 8;
 const TEXELS = 512;
 
 export class SceneError extends Error {}

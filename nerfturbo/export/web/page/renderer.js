@@ -1,9 +1,7 @@
 // WebGL2: textures of blocks, one program, pictures of any size.
 
 import { asMatrices, fragmentShader, vertexShader } from "./shader.glsl.js";
-import { SceneError } from "./loader.js";
-
-const BLOCK = 8;
+import { BLOCK, SceneError } from "./loader.js";
 
 export class Renderer {
   constructor(canvas, scene, atlas) {
