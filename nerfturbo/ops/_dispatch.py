@@ -22,8 +22,8 @@ Backend = Literal["auto", "reference", "cpu", "triton"]
 # (backend, op, function) for which plain torch is as fast as a kernel would be: the reference's function runs. Nothing
 # else falls back to it: a kernel that is missing is an error.
 _ON_A_CPU = "adam.check_gradients adam.finish_step adam.record_step composite.composite_pixels frame.finish_rays "
-_ON_A_CPU += "hash_encode.encode_regions intervals.interval_weights mlp.wide_mlp ngp.ngp_query ngp.skips_unused "
-_ON_A_CPU += "pixels.camera_rays pixels.read_pixels"
+_ON_A_CPU += "hash_encode.encode_regions intervals.interval_weights march.decay_and_max mlp.wide_mlp ngp.ngp_query "
+_ON_A_CPU += "ngp.skips_unused pixels.camera_rays pixels.read_pixels positions.cone_positions"
 _PLAIN_TORCH = {("cpu", *name.split(".")) for name in _ON_A_CPU.split()}
 _choice: ContextVar[str | None] = ContextVar("nerfturbo_backend", default=None)
 

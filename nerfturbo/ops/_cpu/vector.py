@@ -31,20 +31,6 @@ from numba.extending import models, register_model
 intrinsic: Any = extending.intrinsic  # a kernel calls it without the first parameter
 
 
-@intrinsic
-def atomic_max(typing_context, array, index, value):
-    """array[index] = max(array[index], value) for int32, as one step; also for floats >= 0 viewed as int32."""
-
-    def generate(context, builder, signature, args):
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        place = builder.gep(data, [context.cast(builder, args[1], signature.args[1], types.intp)])
-        number = context.cast(builder, args[2], signature.args[2], types.int32)
-        builder.atomic_rmw("max", builder.bitcast(place, ir.IntType(32).as_pointer()), number, "monotonic")
-        return context.get_dummy_value()
-
-    return types.void(array, index, value), generate
-
-
 _FLOAT, _INT32 = ir.FloatType(), ir.IntType(32)
 _FLAGS = ("contract",)
 

@@ -17,7 +17,7 @@ from ..adam import AdamState, adam_update
 from ..composite_loss import composite_loss
 from ..frame import absorb_samples, next_samples, start_rays
 from ..hash_encode import HashLayout, hash_encode
-from ..march import OccupancyBits, StepRule, decay_and_max, march
+from ..march import OccupancyBits, StepRule, march
 from ..ngp import NgpDensity, NgpWeights, ngp_field
 from ..packed import compact
 from ..pixels import PixelPool, draw_pixels
@@ -32,7 +32,7 @@ _STEP_KERNELS = {
     "composite_loss": ("_forward",),
     "frame": ("_find_all", "_fit", "_write", "_absorb"),
     "hash_encode": ("_prepare", "_encode", "_scatter"),
-    "march": ("_count", "_write", "_decay", "_raise"),
+    "march": ("_count", "_write"),
     "ngp": ("_forward", "_backward", "_density", "_place", "_advance"),
     "packed": ("_count_kept", "_move_kept"),
     "pixels": ("_look_up",),
@@ -42,7 +42,7 @@ _STEP_KERNELS = {
 # The slower half, which a second process compiles.
 _HELPED = ("networks and loss", "hash_encode", "adam", "rendering")
 # What it can do on top when it starts while the scene is still being read or rendered.
-HELPED_EARLY = (*_HELPED, "visibility", "draw_pixels", "compact", "occupancy grid")
+HELPED_EARLY = (*_HELPED, "visibility", "draw_pixels", "compact")
 
 
 def warmup(report: Callable[[str], None], *, helper: "CompileHelper | None" = None) -> None:
@@ -145,8 +145,6 @@ def _steps() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "networks and loss", network
     buffer = torch.zeros(4)
     yield "adam", lambda: adam_update(buffer, torch.ones(4), AdamState.of(buffer), torch.ones(()))
-    cells, density = torch.zeros(1, dtype=torch.int64), torch.zeros(32)
-    yield "occupancy grid", lambda: decay_and_max(density, cells, torch.ones(1), 0.95)
 
     def rendering() -> None:
         live = start_rays(origins, directions, grid, rule)

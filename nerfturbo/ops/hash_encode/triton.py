@@ -434,7 +434,7 @@ class _HashEncode(Node):
 
 
 def hash_encode(positions, table, layout, *, half=None, sink=None, n_used=None, footprints=None) -> Tensor:
-    check_kernel_float(positions=positions, table=table, half=half)
+    check_kernel_float(positions=positions, table=table, half=half, footprints=footprints)
     positions, table = positions.float(), table.contiguous()
     if half is not None:
         half = half.detach().contiguous()
@@ -443,6 +443,6 @@ def hash_encode(positions, table, layout, *, half=None, sink=None, n_used=None, 
     return _HashEncode.apply(positions, table, half, layout, sink, n_used, footprints)
 
 
-def encode_regions(positions, footprints, table, layout, **options: Any) -> Tensor:
-    check_kernel_float(footprints=footprints)
-    return hash_encode(positions, table, layout, footprints=footprints.float().t().contiguous().t(), **options)
+def encode_regions(positions, footprints, table, layout, *, half=None, sink=None, n_used=None) -> Tensor:
+    by_point = footprints.float().t().contiguous().t()
+    return hash_encode(positions, table, layout, half=half, sink=sink, n_used=n_used, footprints=by_point)

@@ -5,8 +5,7 @@ brick. Decisions use the reference's float32 operations in its order, without fu
 of the cell's face by more than rounding can move a point. (With a cone angle the two exponentials may round differently
 in the last bit.) A task = a chunk of rays: count, prefix sum over whole rays, write.
 
-The occupancy grid: a task = a chunk of cells. Cells may repeat: all old values are read before any decays, and the
-maximum is atomic; NumPy makes bits and bricks. fp32, the mean in fp64; deterministic.
+NumPy makes the bits and bricks of the occupancy grid; their mean is fp64. Deterministic.
 """
 
 import math
@@ -18,8 +17,7 @@ from torch import Tensor
 
 from ...types import PackedSamples
 from .._checks import refuse
-from .._cpu import array, as_float32, jit, launch, scratch
-from .._cpu.vector import atomic_max
+from .._cpu import array, as_float32, jit, launch
 from ..packed.cpu import empty_samples, fit_offsets
 from ..positions.cpu import ray_aabb
 from . import OccupancyBits, StepRule
@@ -218,35 +216,6 @@ def march(origins, directions, grid, rule, *, jitter, limits, capacity, n_active
     written = (offsets, new.t_starts, new.t_ends, new.ray_indices)
     launch(_write, n_rays, CHUNK, *rays, shift, space, steps, *t_range, spans, *written)
     return new
-
-
-CELLS = 32768  # of a task
-
-
-@jit(exact=True)
-def _decay(first, last, density, cells, old, decay):
-    """Repeats of a cell all write the same number."""
-    for i in range(first, last):
-        if old[i] >= np.float32(0.0):
-            density[cells[i]] = old[i] * decay
-
-
-@jit(exact=True)
-def _raise(first, last, bits, cells, old, fresh, fresh_bits):
-    """`bits` is the density's memory; NaN, infinity and negative values are left out."""
-    for i in range(first, last):
-        if old[i] >= np.float32(0.0) and fresh[i] > np.float32(0.0) and fresh[i] < np.inf:
-            atomic_max(bits, cells[i], fresh_bits[i])
-
-
-@torch.no_grad()
-def decay_and_max(density: Tensor, cells: Tensor, fresh: Tensor, decay: float) -> None:
-    _check_in_place("density", density)
-    refuse(density.dtype != torch.float32, "density", "torch.float32", density.dtype)
-    values, n = as_float32("fresh", fresh).contiguous(), cells.shape[0]
-    old = torch.index_select(density, 0, cells, out=scratch("old density", n))
-    launch(_decay, n, CELLS, density, cells, old, np.float32(decay))
-    launch(_raise, n, CELLS, density.view(torch.int32), cells, old, values, values.view(torch.int32))
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...types import Aabb
 from .._cpu import as_float32, jit, launch
 from .._sink import Node
-from . import CONE, CONE_WIDTH, Contraction, reference, unit_box
+from . import Contraction, reference, unit_box
 
 FOLDS = ("none", "sphere", "cube")
 QUARTER, HALF, ONE, TWO = np.float32(0.25), np.float32(0.5), np.float32(1.0), np.float32(2.0)
@@ -27,17 +27,6 @@ def fold_unit(x, y, z, fold):
     size = max(abs(x), abs(y), abs(z)) if fold == 2 else np.float32(math.sqrt(x * x + y * y + z * z))
     factor = QUARTER * (TWO - ONE / size) / size if size > ONE else QUARTER
     return x * factor + HALF, y * factor + HALF, z * factor + HALF
-
-
-@jit(inner=True)
-def fold_scale(x, y, z, fold):
-    """How much longer lengths became that `fold_unit` brought here."""
-    if fold == 0:
-        return ONE
-    x, y, z = np.float32(4.0) * x - TWO, np.float32(4.0) * y - TWO, np.float32(4.0) * z - TWO
-    size = max(abs(x), abs(y), abs(z)) if fold == 2 else np.float32(math.sqrt(x * x + y * y + z * z))
-    inverse = min(max(TWO - size, np.float32(0.0)), ONE)
-    return HALF * np.float32((inverse * inverse * (TWO - inverse)) ** np.float32(2.0 / 3.0))
 
 
 BOX_CHUNK = 8192
@@ -114,52 +103,3 @@ def sample_positions(origins, directions, samples, *, aabb, contraction: Contrac
     if types != {torch.float32} or samples.n_rays == 0:
         return reference.sample_positions(origins, directions, samples, aabb=aabb, contraction=contraction)
     return _SamplePositions.apply(origins, directions, samples, aabb, contraction)
-
-
-_CONE, _ACROSS = np.array(CONE, np.float32), np.float32(math.sqrt(0.5))
-
-
-@jit()
-def _place_cones(
-    first, last, origins, directions, radii, rays, starts, ends, bits, low, inverse, width, fold, out, footprints
-):
-    for i in range(first, last):
-        ray = rays[i]
-        dx, dy, dz = directions[ray, 0], directions[ray, 1], directions[ray, 2]
-        middle, half = (ends[i] + starts[i]) * HALF, (ends[i] - starts[i]) * HALF
-        share = half / max(middle, np.float32(1e-12))
-        root = np.float32(math.sqrt((share * share - ONE) ** 2 + np.float32(4.0)))
-        sign = -ONE if dz < np.float32(0.0) else ONE
-        a = -ONE / (sign + dz)
-        q = np.float32((bits[i] >> 8) & 0xFFFFFF) * np.float32(2.0**-23) - ONE
-        mirror, turn = ONE - TWO * np.float32(bits[i] & 1), (ONE - np.float32(bits[i] & 2)) / (ONE + q * q)
-        cos, sin = (ONE - q * q) * turn, TWO * q * turn
-        for k in range(out.shape[1]):
-            t, u, v = middle, np.float32(0.0), np.float32(0.0)
-            if out.shape[1] > 1:
-                t = starts[i] + half * ((ONE + share) ** 2 + TWO + root * _CONE[k, 0]) / (
-                    share * share + np.float32(3.0)
-                )
-                reach, own_cos, own_sin = radii[ray] * t * _ACROSS, _CONE[k, 1], _CONE[k, 2] * mirror
-                u, v = reach * (cos * own_cos - sin * own_sin), reach * (sin * own_cos + cos * own_sin)
-            x = origins[ray, 0] + dx * t + u * (ONE + sign * dx * dx * a) + v * dx * dy * a
-            y = origins[ray, 1] + dy * t + u * sign * dx * dy * a + v * (sign + dy * dy * a)
-            z = origins[ray, 2] + dz * t - u * sign * dx - v * dy
-            x, y, z = (x - low[0]) * inverse[0], (y - low[1]) * inverse[1], (z - low[2]) * inverse[2]
-            x, y, z = fold_unit(x, y, z, fold)
-            out[0, k, i], out[1, k, i], out[2, k, i] = x, y, z
-            footprints[k, i] = radii[ray] * abs(t) * width * fold_scale(x, y, z, fold)
-
-
-def cone_positions(origins, directions, radii, samples, *, points, aabb, contraction) -> tuple[Tensor, Tensor]:
-    types = {origins.dtype, directions.dtype, radii.dtype, samples.t_starts.dtype}
-    if types != {torch.float32} or samples.n_rays == 0:
-        options = {"points": points, "aabb": aabb, "contraction": contraction}
-        return reference.cone_positions(origins, directions, radii, samples, **options)
-    low, inverse = np.array(unit_box(aabb), np.float32).reshape(2, 3)
-    bits = reference.turn_bits(directions[samples.ray_indices.long()], samples.t_starts)
-    out, footprints = torch.empty(3, points, samples.capacity), torch.empty(points, samples.capacity)
-    packed = (samples.ray_indices, samples.t_starts, samples.t_ends, bits)
-    rest = (low, inverse, np.float32(CONE_WIDTH[points] * 3.0 / sum(aabb.size)), FOLDS.index(contraction))
-    launch(_place_cones, samples.capacity, CHUNK, origins, directions, radii, *packed, *rest, out, footprints)
-    return out.permute(2, 1, 0), footprints.t()
