@@ -292,7 +292,8 @@ def compact(samples: PackedSamples, keep: Tensor, *, capacity: int | None) -> Pa
             marks, samples.offsets, counts, sums, n_rays, GROUP=GROUP, STEPS=tile["STEPS"], num_warps=1
         )
     offsets, kept = fit_offsets(counts, sums, capacity, samples.n_rays_kept)
-    n_rows = int(offsets[-1]) if capacity is None else capacity
+    # Without a capacity there is room for all: the host reads how many are left while the device writes them.
+    n_rows = samples.capacity if capacity is None else capacity
     new = empty_samples(n_rows, keep)
     if n_rows:
         programs = gpu.ray_programs(cdiv(n_rays, tile["RAYS"]), device)
@@ -301,4 +302,7 @@ def compact(samples: PackedSamples, keep: Tensor, *, capacity: int | None) -> Pa
             samples.t_starts, samples.t_ends, marks, samples.offsets, *new, offsets, n_rays, n_rows, programs,
             CODES=keep.dtype == torch.uint8, **tile, TAIL=TAIL_BLOCK, num_warps=1,
         )  # fmt: skip
+    if capacity is None:
+        n_used = int(offsets[-1])
+        new = tuple(values[:n_used] for values in new)
     return PackedSamples(*new, offsets, samples.n_rays_kept if kept is None else kept)
