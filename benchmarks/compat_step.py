@@ -8,6 +8,7 @@ chained schedules, and as many rays as keep `--samples` samples after pruning. F
 `tcnn`, the same networks out of `compat.tinycudann`. A run that has not learned the scene is not timed. `--phases`
 times the parts of a step twice: what the host needs to hand them to the device, and with the device's work behind it.
 Kernels that Triton compiles are counted by block and named; a block that holds one is reported apart from the others.
+`--one-thread` tells what handing the backward to a thread of autograd's own, one per GPU, costs a step.
 """
 
 from __future__ import annotations
@@ -270,8 +271,10 @@ def main() -> None:
     parser.add_argument("--resolution", type=int, default=400, help="of the built-in scene")
     parser.add_argument("--phases", action="store_true", help="also time the parts of a step")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--one-thread", action="store_true", help="backward on the calling thread, not on autograd's")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    torch.autograd.set_multithreading_enabled(not options.one_thread)
     scene = load_scene(options.data, "train") if options.data else builtin_scene(resolution=options.resolution)
     makers: dict[str, Callable[[], nn.Module]] = {
         "ours": lambda: Ours(scene.aabb, half=False).to(options.device),
