@@ -29,7 +29,6 @@ from .raster import Fragments, rasterize
 
 FACES = 100_000  # unless a number is given
 ENDINGS = ".glb", ".obj", ".mtl", ".png"
-TEXEL_BYTES = 130  # that baking takes at its peak
 SLACK = 0.01  # of its distance that a point may lie behind what a camera sees of the mesh
 RAYS = 2  # a side of a pixel, of the pictures of the mesh
 
@@ -49,7 +48,7 @@ def check_texture_path(path: Path, size: int) -> list[Path]:
     """All files that are written for OUT; refuses what could not be."""
     check_ending(path, ".glb", ".obj", ".usdz", flag="--texture")
     refuse(not 64 <= size <= 16384, "--texture-size", "64 to 16384 texels a side", size)
-    check_memory("--texture-size", TEXEL_BYTES * size * size, "use a smaller one")
+    check_memory("--texture-size", 130 * size * size, "use a smaller one")  # bytes a texel, where baking takes most
     return [path] if path.suffix.lower() == ".usdz" else [path.with_suffix(ending) for ending in ENDINGS]
 
 
