@@ -125,21 +125,24 @@ def _finish(model: NerfModel, vertices: Tensor, faces: Tensor, n_faces: int | No
 
 
 @torch.no_grad()
-def colors_from_outside(model: NerfModel, positions: Tensor, normals: Tensor, reach: float) -> Tensor:
+def colors_from_outside(
+    model: NerfModel, positions: Tensor, normals: Tensor, reach: float, *, progress: Progress = quiet
+) -> Tensor:
     """(n, 3): what a viewer straight above each point sees, from `reach` before it to as far behind it; on the CPU. A
     short ray is rendered, because the colour of a single point of a soft surface was never trained alone."""
     settings = replace(model.settings, near_plane=0.0, far_plane=2.0 * reach, cone_angle=0.0, alpha_thre=0.0)
     colors = torch.zeros(positions.shape[0], 3)
     for start in range(0, positions.shape[0], COLOR_CHUNK):
-        part = slice(start, start + COLOR_CHUNK)
-        points, outward = positions[part].to(model.device), normals[part].to(model.device)
+        points, outward = (v[start : start + COLOR_CHUNK].to(model.device) for v in (positions, normals))
         outward = torch.nn.functional.normalize(outward, dim=-1)
         # A vertex without a normal (its triangles cancel out) is looked at from above.
         outward = torch.where(outward.abs().sum(-1, keepdim=True) > 0.0, outward, outward.new_tensor([0.0, 0.0, 1.0]))
         rays = Rays(points + outward * reach, -outward)
         image = render_image(model.field, model.grid, rays, height=1, width=len(rays), settings=settings)
         opacity, (alone, _) = image.opacity[0, :, None], model.field(points, -outward)
-        colors[part] = torch.where(opacity > 0.05, image.rgb[0] / opacity.clamp_min(0.05), alone.float()).cpu()
+        found = torch.where(opacity > 0.05, image.rgb[0] / opacity.clamp_min(0.05), alone.float())
+        colors[start : start + COLOR_CHUNK] = found.cpu()
+        progress(min(1.0, (start + COLOR_CHUNK) / len(positions)))
     return colors.clamp(0.0, 1.0)
 
 
@@ -162,13 +165,9 @@ def write_mesh(path: Path, mesh: Mesh, to_original: Tensor | None = None, *, up:
         faces = torch.arange(corners.shape[0]).view(-1, 3)
         write_atomically(path, glb_bytes(points[corners], faces, normals[corners], places=places, image=image))
         return
-    body = trimesh.Trimesh(
-        vertices=points.numpy(),
-        faces=mesh.faces.numpy(),
-        vertex_normals=normals.numpy(),
-        vertex_colors=torch.nn.functional.pad(colors, (0, 1), value=255).numpy(),
-        process=False,
-    )
+    shown = torch.nn.functional.pad(colors, (0, 1), value=255).numpy()
+    options: dict[str, Any] = {"vertex_normals": normals.numpy(), "vertex_colors": shown, "process": False}
+    body = trimesh.Trimesh(points.numpy(), mesh.faces.numpy(), **options)
     with replacing(path) as temporary:
         body.export(temporary, **extra[ending])
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..data.cameras import Cameras, transform_points
 from ..data.images import to_bytes
+from ..data.pool_file import check_memory
 from ..data.scene import Scene
 from ..errors import refuse
 from ..evaluation.evaluate import WHITE, Comparison, choose_views, compare
@@ -51,6 +52,7 @@ def check_texture_path(path: Path, size: int) -> list[Path]:
     """All files that are written for OUT; refuses what could not be."""
     check_ending(path, ".glb", ".obj", ".usdz", flag="--texture")
     refuse(not 64 <= size <= 16384, "--texture-size", "64 to 16384 texels a side", size)
+    check_memory("--texture-size", 130 * size * size, "use a smaller one")  # bytes a texel, where baking takes most
     return [path] if path.suffix.lower() == ".usdz" else [path.with_suffix(ending) for ending in ENDINGS]
 
 
@@ -68,10 +70,9 @@ def bake_texture(
     texels = (found.face >= 0).nonzero()[:, 0]
     at = Fragments(found.face[texels], found.weights[texels])
     points, normals = (_inside(at, faces, values[kept[:, 0]]) for values in (mesh.vertices, mesh.normals))
-    outward = _towards_cameras(mesh, points, normals, cameras, lambda share: progress(0.5 * share))
-    colors = torch.zeros(size * size, 4)
-    colors[texels] = F.pad(colors_from_outside(model, points, outward, reach), (0, 1), value=1.0)
-    progress(1.0)
+    outward = _towards_cameras(mesh, points, normals, cameras, lambda share: progress(0.1 * share))
+    colors, rest = torch.zeros(size * size, 4), lambda share: progress(0.1 + 0.9 * share)
+    colors[texels] = F.pad(colors_from_outside(model, points, outward, reach, progress=rest), (0, 1), value=1.0)
     whole = spread(colors.view(size, size, 4))
     return TexturedMesh(mesh.vertices[kept[:, 0]], faces, mesh.normals[kept[:, 0]], places / size, whole)
 

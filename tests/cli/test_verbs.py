@@ -147,6 +147,19 @@ def test_the_overview_names_every_command(nerfturbo: Nerfturbo) -> None:
     assert bench.code == 0 and "bench step" in bench.out and "doctor" not in bench.out
 
 
+@pytest.mark.parametrize("words", ["mesh", "mesh --texture", "points", "splats", "grid", "cameras", "onnx", "web"])
+def test_the_overview_names_every_file_that_an_export_writes(
+    nerfturbo: Nerfturbo, run_folder: Path, words: str
+) -> None:
+    kind, *flags = words.split()
+    result = nerfturbo("export", kind, run_folder, "a.txt", *flags)
+    assert result.code == 2
+    _, found, endings = result.err.partition("a file ending in ")
+    assert found and set(re.findall(r"\.[a-z]+\b", endings.partition(", got")[0])) <= set(
+        re.findall(r"\.[a-z]+\b", VERBS[f"export {kind}"][2])
+    )
+
+
 @pytest.mark.parametrize("buffered", ["", "1"])
 @pytest.mark.parametrize("words", ["--help", "bench --help", "render --help"])
 def test_a_reader_that_leaves_is_no_error(words: str, buffered: str) -> None:

@@ -260,6 +260,37 @@ def test_a_grid_is_asked_where_positions_are():
     assert grid.query_occ(points).tolist() == [False, True, False] and grid.binary.sum() == 4
 
 
+@pytest.mark.parametrize("cells", [8, 6])  # by kernels, and in plain torch
+def test_grids_of_0_4_have_levels(cells: int):
+    """A shell, half of it in the outer box, is marched as the estimator of 0.5 does with the same cells."""
+    torch.manual_seed(0)
+
+    def shell(x: torch.Tensor) -> torch.Tensor:
+        return ((x.norm(dim=-1, keepdim=True) - 1.2).abs() < 0.3).float()
+
+    grid, now = nerfacc.OccupancyGrid(BOX, cells, levels=2), nerfacc.OccGridEstimator(BOX, cells, levels=2)
+    for step in range(0, 128, 16):
+        grid.every_n_step(step, shell)
+    now.binaries = grid.binary
+    assert grid.binary.shape == (2, cells, cells, cells) and 0.2 < float(grid.binary[1].float().mean()) < 0.9
+    points = torch.tensor([[1.2, 0.0, 0.0], [0.0, 0.0, 0.1], [3.0, 0.0, 0.0]])
+    assert grid.query_occ(points).tolist() == [True, False, False]
+    origins, directions = torch.tensor([[0.05, 0.1, -4.0]] * 2), torch.tensor([[0.0, 0.0, 1.0], [0.3, 0.0, 0.954]])
+    indices, starts, ends = nerfacc.ray_marching(origins, directions, grid=grid, render_step_size=0.05)
+    rays, t_starts, t_ends = now.sampling(origins, directions, render_step_size=0.05)
+    assert len(rays) > 20 and float((origins + directions * ends[-1])[1].abs().max()) > 1.0
+    for have, want in ((indices, rays), (starts[:, 0], t_starts), (ends[:, 0], t_ends)):
+        torch.testing.assert_close(have, want)
+    one = nerfacc.OccupancyGrid(BOX, cells, levels=1)
+    assert one.binary.shape == one.binaries.shape == (1, cells, cells, cells)
+    assert not one.query_occ(points).any() and one.query_occ(points).shape == (3,)
+    for levels, kind in ((2, nerfacc.ContractionType.UN_BOUNDED_SPHERE), (17, nerfacc.ContractionType.AABB)):
+        with pytest.raises(InputError, match="levels"):
+            nerfacc.OccupancyGrid(BOX, 4, kind, levels)
+    data = torch.arange(1.0, N + 1)[:, None]
+    assert nerfacc.unpack_data(INFO, data, pad_value=-1.0)[:, :, 0].tolist()[1] == [-1.0] * 4
+
+
 def test_code_for_0_2_marches_and_renders_under_the_one_name():
     origins = torch.tensor([[0.0, 0.1, -2.0], [0.2, 0.0, -2.0], [5.0, 0.0, -2.0]])
     directions = torch.tensor([[0.0, 0.0, 1.0]]).expand(3, 3)

@@ -1,4 +1,4 @@
-"""The names, parameters and defaults of nerfacc 0.5.3, of what only 0.3 had, and of tiny-cuda-nn's torch modules."""
+"""The names, parameters and defaults of nerfacc 0.5.3, of what 0.3 and 0.4 alone had, and of tiny-cuda-nn's modules."""
 
 from __future__ import annotations
 
@@ -44,11 +44,13 @@ SIGNATURES = {
     },
     nerfacc.render_visibility: {"alphas": NO, **WHERE, **THRESHOLDS},
     nerfacc.pack_data: {"data": NO, "mask": NO},
-    nerfacc.unpack_data: {"packed_info": NO, "data": NO, "n_samples": None},
+    nerfacc.unpack_data: {"packed_info": NO, "data": NO, "n_samples": None, "pad_value": 0.0},
     nerfacc.ray_resampling: {"packed_info": NO, "t_starts": NO, "t_ends": NO, "weights": NO, "n_samples": NO},
     nerfacc.query_grid: {"samples": NO, "grid_roi": NO, "grid_values": NO, "grid_type": NO},
     nerfacc.contract: {"x": NO, "roi": NO, "type": nerfacc.ContractionType.AABB},
-    nerfacc.OccupancyGrid: {"roi_aabb": NO, "resolution": 128, "contraction_type": nerfacc.ContractionType.AABB},
+    nerfacc.OccupancyGrid: {  # whose `levels` are 1 in 0.4; here None, which is 0.3's
+        "roi_aabb": NO, "resolution": 128, "contraction_type": nerfacc.ContractionType.AABB, "levels": None,
+    },
     nerfacc.OccupancyGrid.every_n_step: {"self": NO, **LEARN, "n": 16},
     nerfacc.ray_marching: {
         "rays_o": NO, "rays_d": NO, "t_min": None, "t_max": None, "scene_aabb": None, "grid": None, "sigma_fn": None,

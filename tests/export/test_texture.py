@@ -258,10 +258,24 @@ def test_a_usdz_opens_in_pixar_s_library(textured: TexturedMesh, tmp_path: Path)
     assert picture.endswith("a.usdz[texture.png]")
 
 
-def test_what_cannot_be_written_is_refused(mesh: Mesh) -> None:
+def test_baking_says_how_far_it_is(model: NerfModel, mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking the field for the colours of the texels takes most of the time: it said nothing."""
+    monkeypatch.setattr("nerfturbo.export.mesh.COLOR_CHUNK", 1000)
+    shares: list[float] = []
+    with use_backend("reference"):
+        bake_texture(model, mesh, ball_scene(n_views=2, size=24).cameras, size=128, reach=0.2, progress=shares.append)
+    assert shares == sorted(shares) and shares[-1] == pytest.approx(1.0)
+    assert len([share for share in shares if 0.11 < share < 0.99]) > 2
+
+
+def test_what_cannot_be_written_is_refused(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"--texture: expected a file ending in \.glb, \.obj, \.usdz, got a\.ply"):
         check_texture_path(Path("a.ply"), 512)
     with pytest.raises(InputError, match="--texture-size: expected 64 to 16384"):
         check_texture_path(Path("a.glb"), 8)
     with pytest.raises(InputError, match=r"--texture-size: expected room for \d+ charts, got 8"):
         unwrap(mesh.vertices, mesh.faces, 8)
+    monkeypatch.setattr("nerfturbo.data.pool_file.available_memory", lambda: 30_000_000_000)
+    check_texture_path(Path("a.glb"), 8192)
+    with pytest.raises(InputError, match="--texture-size: expected what fits the 30000 MB"):
+        check_texture_path(Path("a.glb"), 16384)

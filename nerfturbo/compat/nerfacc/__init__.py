@@ -1,6 +1,6 @@
 """nerfacc's interface over nerfturbo, on CPU and CUDA tensors: the names, arguments, shapes and meaning of 0.2 to 0.5.
-Where versions differ, the arguments of a call say for which it was written: samples (n, 1) are 0.2's and 0.3's, samples
-(n,) are 0.4's and 0.5's, and an older order is known by what stands where. docs/migration/ lists what differs."""
+Where versions differ, the arguments of a call say for which it was written: samples (n, 1) are those of 0.2 to 0.4,
+samples (n,) are 0.5's, and an older order is known by what stands where. docs/migration/ lists what differs."""
 # ruff: noqa: F403 - the modules' lists of names are this package's
 
 import sys
@@ -59,7 +59,7 @@ _add_module("intersection", grid, "ray_aabb_intersect")
 _add_module("losses", volrend, "distortion")
 _add_module("pack", _rays, *_rays.__all__).unpack_to_ray_indices = unpack_to_ray_indices
 _proposal = _add_module("proposal", estimators.prop_net, "_lossfun_outer", "get_proposal_requires_grad_fn")
-_proposal.__getattr__ = partial(_missing, "nerfacc.proposal was in no release: use nerfacc.PropNetEstimator")
+_proposal.__getattr__ = partial(_missing, "nerfacc.proposal was in 0.4.0 alone: use nerfacc.PropNetEstimator")
 _add_module("version", sys.modules[__name__], "__version__")
 _add_module("vol_rendering", volrend, *volrend.__all__)
 for _name in ("Grid", "OccupancyGrid", "query_grid"):  # where 0.3 had them

@@ -217,9 +217,9 @@ def pack_data(data: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return data[mask], packed_info_of(offsets_of_counts(mask.sum(-1)))
 
 
-def unpack_data(packed_info: Tensor, data: Tensor, n_samples: int | None = None) -> Tensor:
-    """(n_rays, n_samples, D): data (all, D) of each ray, then zeros. As wide as the longest ray unless given; what is
-    beyond is cut off. Differentiable to the data."""
+def unpack_data(packed_info: Tensor, data: Tensor, n_samples: int | None = None, pad_value: float = 0.0) -> Tensor:
+    """(n_rays, n_samples, D): data (all, D) of each ray, then `pad_value`. As wide as the longest ray unless given;
+    what is beyond is cut off. Differentiable to the data."""
     check_shape("data", data, ("n_samples", "D"))
     offsets = offsets_of_packed_info(packed_info, data.shape[0])
     if n_samples is None:
@@ -227,5 +227,5 @@ def unpack_data(packed_info: Tensor, data: Tensor, n_samples: int | None = None)
     rays = indices_of(offsets, data.shape[0])
     column = torch.arange(data.shape[0], device=data.device) - offsets[rays]
     inside = column < n_samples
-    result = data.new_zeros(offsets.shape[0] - 1, n_samples, data.shape[1])
+    result = data.new_full((offsets.shape[0] - 1, n_samples, data.shape[1]), pad_value)
     return result.index_put((rays[inside], column[inside]), data[inside])

@@ -30,13 +30,9 @@ def _one_box_intersect(rays_o: Tensor, rays_d: Tensor, aabb: Tensor) -> tuple[Te
 @or_older(_one_box_intersect)
 @torch.no_grad()
 def ray_aabb_intersect(
-    rays_o: Tensor,
-    rays_d: Tensor,
-    aabbs: Tensor,
-    near_plane: float = -float("inf"),
-    far_plane: float = float("inf"),
-    miss_value: float = float("inf"),
-) -> Any:
+    rays_o: Tensor, rays_d: Tensor, aabbs: Tensor, near_plane: float = -float("inf"),
+    far_plane: float = float("inf"), miss_value: float = float("inf"),
+) -> Any:  # fmt: skip
     """t_mins, t_maxs and hits, each (n_rays, m), of rays (n_rays, 3) and boxes (m, 6) of low and high corners. A box
     behind the origin is not hit. Misses hold `miss_value`; hits are clipped to near and far. For one box (6,) as until
     nerfacc 0.3: t_min and t_max (n_rays,), from 0 on, and 1e10 for a miss.
@@ -134,9 +130,8 @@ def _enlarge_aabb(aabb: Tensor, factor: float) -> Tensor:
 
 
 def _query(x: Tensor, data: Tensor, base_aabb: Tensor) -> tuple[Tensor, Tensor]:
-    """`values_at` points (n, 3) of nested grids (m, x, y, z), each twice as large as the one before."""
-    boxes = [_enlarge_aabb(base_aabb, 2.0**level) for level in range(data.shape[0])]
-    return values_at(Grids(data, torch.stack(boxes)), x)
+    """`values_at` points (n, 3) of nested grids."""
+    return values_at(nested_grids(data, base_aabb), x)
 
 
 Span = tuple[Tensor, Tensor]  # (n_rays,) from where to where
@@ -146,6 +141,11 @@ Test = Callable[[Tensor], Tensor]  # points (..., 3) -> (...,) bool
 class Grids(NamedTuple):
     binaries: Tensor  # (m, x, y, z) bool
     aabbs: Tensor  # (m, 6)
+
+
+def nested_grids(data: Tensor, base_aabb: Tensor) -> Grids:
+    """Grids (m, x, y, z), the first over the box (6,), each twice as large as the one before."""
+    return Grids(data, torch.stack([_enlarge_aabb(base_aabb, 2.0**level) for level in range(data.shape[0])]))
 
 
 class Planes(NamedTuple):

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...errors import refuse
 from ...ops.positions import fold, unfold
 from ._rays import ray_indices_of, unpack_info
 from .estimators.occ_grid import LearningGrid, Numbers, SampleFn, prune
-from .grid import FAR, Grids, Planes, cell_values, lattice_samples, ray_aabb_intersect, traverse
+from .grid import FAR, Grids, Planes, _query, cell_values, lattice_samples, nested_grids, ray_aabb_intersect, traverse
 
 __all__ = ["ContractionType", "Grid", "OccupancyGrid", "contract", "contract_inv", "query_grid", "ray_marching"]
 
@@ -57,7 +58,8 @@ def query_grid(samples: Tensor, grid_roi: Tensor, grid_values: Tensor, grid_type
 
 
 class Grid(nn.Module):
-    """What marching needs of a grid: `roi_aabb` (6,), `binary` (x, y, z) bool and `contraction_type`."""
+    """What marching needs of a grid: `roi_aabb` (6,), `binary` (x, y, z) bool and `contraction_type`. As in nerfacc
+    0.4, `binary` may be (levels, x, y, z), of boxes each twice as large as the one before."""
 
     _roi_aabb: Tensor
     _binary: Tensor
@@ -70,41 +72,46 @@ class Grid(nn.Module):
 
     def query_occ(self, samples: Tensor) -> Tensor:
         """(n,) bool: whether positions (n, 3) lie in occupied cells."""
-        return query_grid(samples, self.roi_aabb, self.binary, self.contraction_type)
+        if self.binary.dim() == 4 and self.contraction_type == ContractionType.AABB:
+            return _query(samples, self.binary, self.roi_aabb)[0]
+        return query_grid(samples, self.roi_aabb, self.binary.flatten(0, -3), self.contraction_type)
 
 
 class OccupancyGrid(Grid, LearningGrid):
-    """A grid of decaying maxima `occs`, occupied where they exceed min(occ_thre, their mean)."""
+    """A grid of decaying maxima `occs`, occupied where they exceed min(occ_thre, their mean). With `levels`, as in
+    nerfacc 0.4, several over a box and its doubles, and `binary` is (levels, x, y, z); without, (x, y, z)."""
 
     NUM_DIM: int = 3
 
     def __init__(
-        self,
-        roi_aabb: Numbers,
-        resolution: int | Numbers = 128,
-        contraction_type: ContractionType = ContractionType.AABB,
-    ) -> None:
+        self, roi_aabb: Numbers, resolution: int | Numbers = 128,
+        contraction_type: ContractionType = ContractionType.AABB, levels: int | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
+        most, self.levels = 16 if contraction_type == ContractionType.AABB else 1, levels or 1
+        refuse(not 1 <= self.levels <= most, "levels", f"1 to {most} with {contraction_type.name}", levels)
         box = self._make_cells(roi_aabb, resolution, persistent=True)
         self.num_cells, self._contraction_type = self.cells_per_lvl, contraction_type
         self.register_buffer("_roi_aabb", box)
-        self.register_buffer("_binary", torch.zeros(self.resolution.tolist(), dtype=torch.bool))
+        shape = self.resolution.tolist() if levels is None else [levels, *self.resolution.tolist()]
+        self.register_buffer("_binary", torch.zeros(shape, dtype=torch.bool))
 
     every_n_step = LearningGrid.update_every_n_steps
 
     @property
     def binaries(self) -> Tensor:
-        """(1, x, y, z) bool, as `OccGridEstimator` has them."""
-        return self._binary[None]
+        """(levels, x, y, z) bool, as `OccGridEstimator` has them."""
+        return self._binary.view(self.levels, *self._binary.shape[-3:])
 
     @binaries.setter
     def binaries(self, value: Tensor) -> None:
-        self._binary = value[0]
+        self._binary = value.view(self._binary.shape)
 
     def _place(self, unit: Tensor, cells: Tensor, level: int) -> tuple[Tensor, Tensor]:
         if self._contraction_type == ContractionType.UN_BOUNDED_SPHERE:  # the corners of the cube are no places
             inside = torch.linalg.vector_norm(unit - 0.5, dim=-1) < 0.5
             unit, cells = unit[inside], cells[inside]
+        unit = unit if level == 0 else (unit - 0.5) * 2.0**level + 0.5
         return contract_inv(unit, self._roi_aabb, self._contraction_type), cells
 
 
@@ -131,7 +138,9 @@ def ray_marching(
     near = near + torch.rand_like(near) * render_step_size if stratified else near
     planes = Planes(near, far, render_step_size, cone_angle)
     if grid is not None and grid.contraction_type == ContractionType.AABB:
-        samples = traverse(rays_o, rays_d, Grids(grid.binary[None], grid.roi_aabb[None]), planes)[0]
+        single = grid.binary.dim() == 3
+        grids = Grids(grid.binary[None], grid.roi_aabb[None]) if single else nested_grids(grid.binary, grid.roi_aabb)
+        samples = traverse(rays_o, rays_d, grids, planes)[0]
     else:
         keep = grid.query_occ if grid is not None else lambda points: torch.ones_like(points[..., 0], dtype=torch.bool)
         samples = lattice_samples(rays_o, rays_d, planes, (near, far.clamp_max(FAR)), keep, MOST_STEPS)

@@ -71,13 +71,9 @@ def _old_weights(packed_info: Tensor, alphas: Tensor, early_stop_eps: float = 1e
 
 
 def _old_density_weights(
-    packed_info: Tensor,
-    t_starts: Tensor,
-    t_ends: Tensor,
-    sigmas: Tensor,
-    early_stop_eps: float = 1e-4,
-    alpha_thre: float = 0.0,
-) -> Tensor:
+    packed_info: Tensor, t_starts: Tensor, t_ends: Tensor, sigmas: Tensor,
+    early_stop_eps: float = 1e-4, alpha_thre: float = 0.0,
+) -> Tensor:  # fmt: skip
     return _old_weights(packed_info, -torch.expm1(-sigmas * (t_ends - t_starts)), early_stop_eps, alpha_thre)
 
 

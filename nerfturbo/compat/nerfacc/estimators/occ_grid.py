@@ -73,14 +73,9 @@ class LearningGrid(nn.Module):
         return box
 
     def update_every_n_steps(
-        self,
-        step: int,
-        occ_eval_fn: OccFn,
-        occ_thre: float = 1e-2,
-        ema_decay: float = 0.95,
-        warmup_steps: int = 256,
-        n: int = 16,
-    ) -> None:
+        self, step: int, occ_eval_fn: OccFn, occ_thre: float = 1e-2, ema_decay: float = 0.95,
+        warmup_steps: int = 256, n: int = 16,
+    ) -> None:  # fmt: skip
         """Every n-th step, refresh cells from what `occ_eval_fn` says of positions (m, 3). All cells during warm-up;
         later a quarter anywhere and at most as many among the occupied ones. A cell is occupied above min(occ_thre,
         mean of the visible cells)."""
