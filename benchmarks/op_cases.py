@@ -31,7 +31,7 @@ from nerfturbo.ops.mlp import fused_mlp, wide_mlp
 from nerfturbo.ops.ngp import NgpDensity, NgpGrid, NgpWeights, ngp_field, ngp_query, skips_unused
 from nerfturbo.ops.packed import compact, packed_cumsum, packed_sum
 from nerfturbo.ops.pixels import PixelMask, PixelPool, camera_rays, choose_pixels, draw_pixels, pack_words, read_pixels
-from nerfturbo.ops.positions import ray_aabb, sample_positions
+from nerfturbo.ops.positions import cone_positions, ray_aabb, sample_positions
 from nerfturbo.ops.random import Stream, random_bits, random_uniform
 from nerfturbo.ops.voxels import VoxelIndex, VoxelTables, color_width, voxel_density, voxel_lookup
 
@@ -142,6 +142,7 @@ CALLS |= {
     "ray_losses": lambda x: ray_losses(x.raw, samples_of(x), RULE),
     "merge_weak_samples": lambda x: merge_weak_samples(x.optical, samples_of(x), Thinning(0.05, x.phases)).float(),
     "sample_positions": lambda x: sample_positions(x.origins, x.directions, samples_of(x), aabb=BOX),
+    "cone_positions": lambda x: cone_positions(x.origins, x.directions, x.radii, samples_of(x), points=6, **CUBE),
     "contracted_positions": lambda x: sample_positions(x.origins, x.directions, samples_of(x), **CUBE),
     "place_intervals": lambda x: place_intervals(x.places, x.origins, x.directions, near=x.near, far=x.far, **MIXED),
     "interval_weights": lambda x: interval_weights(x.density, x.distances),
@@ -218,6 +219,7 @@ def _of_samples(draw: MoreDraw) -> Iterator[OpCase]:
 
     rays = samples | draw.rays(n_rays)
     yield OpCase("sample_positions", size, rays, ("origins", "directions"), tolerance=1e-3)
+    yield OpCase("cone_positions", size, rays | {"radii": 0.01 * draw.uniform(n_rays)}, tolerance=1e-4)
     yield OpCase("contracted_positions", size, rays)
 
     samples, n, n_rays = draw.samples(4096, 65536)

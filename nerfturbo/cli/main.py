@@ -198,7 +198,7 @@ def _meant(word: str, verbs: dict[str, tuple[str, str, str]]) -> str:
     """Of a word that is none of these commands, the one it is near to, or the one whose help holds it."""
     parts = {verb.split()[-1]: verb for verb in verbs} | {verb.split()[0]: verb.split()[0] for verb in verbs}
     told = [verb for verb, (*_, text) in verbs.items() if len(word) > 2 and word in re.findall(r"\w+", text)]
-    return did_you_mean(word, parts) or (f"did you mean {told[0]}?" if told else "")
+    return did_you_mean(word, parts) or (f"did you mean {told[-1]}?" if told else "")
 
 
 def _fail(message: str) -> int:
