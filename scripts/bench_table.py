@@ -539,6 +539,15 @@ def choices(name: str) -> str:
     return table(["scene", "s", "flags", "", "ms a step", "held out, dB", "SSIM"], rows)
 
 
+def anti_alias() -> str:
+    rows = []
+    for row in values("cpu/anti_alias"):
+        given = f"`{row['flags']}`" if row["flags"] else ""
+        rows.append([row["scene"], given, number(row.get("seconds"), ".0f", " s"), f"{row['steps']:,}"])
+        rows[-1] += [f"{row['psnr']['as configured']:.2f}", f"{row['ssim']:.3f}"]
+    return table(["scene", "flags", "training", "steps", "held out, dB", "SSIM"], rows)
+
+
 def scored(name: str) -> str:
     """The test views of a scene at marks of training time, one row per mark of the first seed."""
     rows = values(name)["runs"][0]["marks"]
@@ -716,6 +725,7 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "choices-captures": lambda: choices("h200/captures_choice"),
     "choices-proposals": lambda: choices("h200/captures_proposals"),
+    "anti-alias": anti_alias,
     "choices-long": lambda: choices("h200/captures_long"),
     "schedule-ngp": lambda: listed(
         [
