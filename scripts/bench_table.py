@@ -472,19 +472,15 @@ def few() -> str:
 
 
 def exposed() -> str:
-    runs = values("cpu/photos")["exposed: toybox"]
-    cases = dict.fromkeys(run["case"] for run in runs)
-    by_case = {case: [f"{run['psnr']:.2f} dB" for run in runs if run["case"] == case] for case in cases}
-    return table(
-        ["images", "seed 0", "seed 1"],
-        [
-            [
-                f"`{case}`" if case.startswith("photo.") else case.replace("pictures", "images") or "exposed",
-                *by_case[case],
-            ]
-            for case in cases
-        ],
-    )
+    found = {key[9:]: runs for key, runs in values("cpu/photos").items() if key.startswith("exposed: ")}
+    rows = []
+    for scene, run in [(scene, run) for scene, runs in found.items() for run in runs]:
+        flag = run["case"].removeprefix("pictures as they were").strip()
+        images = "as they were" if run["case"].startswith("pictures") else "changed"
+        rows.append([scene, images, f"`{flag}`" if flag else "", str(run["seed"])])
+        scores = (run["psnr"], run.get("plain_right_halves"), run.get("right_halves"))
+        rows[-1] += [number(score, ".2f", " dB") for score in scores]
+    return table(["scene", "images", "flags", "seed", "test views", "right halves", "left halves fitted"], rows)
 
 
 def cameras() -> str:
