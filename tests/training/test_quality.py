@@ -214,6 +214,7 @@ def test_anti_aliased_fields_see_wide_pixels_as_smoother(points: int) -> None:
     assert evaluate(made.model.eval(), ball_scene("test"), with_ssim=False).psnr > before + 1.0
     wide = replace(batch.rays, pixel_radii=batch.rays.pixel_radii * 1e6)
     samples = chain.place_samples(made.model, batch.rays, step=0)[0]
+    assert [tuple(value.shape[1:]) for value in field.regions(batch.rays, samples)] == [(points, 3), (points,)]
     spread = [field.sample_logits(rays, samples)[:, 3].std().item() for rays in (batch.rays, wide)]
     assert spread[1] < 0.05 * spread[0]  # all levels gone: the same everywhere
 
