@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from ..errors import CheckpointError, InputError, counted
+from ..errors import CheckpointError, InputError, counted, refuse
 from ..export import check_ending, paced
 from .common import OpenRun, RunArgs, box_of, check_new, learned_cameras, open_views, opened_run, print_json
 from .flags import Box, Count, Number, check_within, parse
@@ -300,6 +300,7 @@ def web(argv: Sequence[str]) -> int:
         raise InputError("--tune-steps", "a number > 0", str(args.tune_steps), "--tune-seconds 0 leaves it out")
     check_within("--eval-views", args.eval_views, 0)
     check_within("--time", args.time, 0, 1)
+    refuse(not (args.name or "").isprintable(), "--name", "text that can be printed", ascii(args.name))
     from ..export.web.page import check_page_path
 
     check_page_path(args.out, split=args.split)

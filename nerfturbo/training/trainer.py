@@ -427,7 +427,7 @@ def load_model(
     says it came from, unless it is handed in."""
     state = read_state(checkpoint)
     run = checkpoint.parent.parent if (checkpoint.parent.parent / "config.json").is_file() else checkpoint
-    config = check_code(from_dict(Config, state.config), run if field is None else None)
+    config = check_code(from_dict(Config, state.config, f"{checkpoint}: config"), run if field is None else None)
     try:
         model = NerfModel(config, SceneBounds.from_dict(state.bounds), field=field, sampler=sampler).to(device)
     except InputError as error:

@@ -149,6 +149,15 @@ def test_cameras_are_those_that_were_written(tmp_path: Path, name: str) -> None:
         assert torch.allclose(rays.directions, towards, atol=1e-4)
 
 
+@pytest.mark.parametrize("low", ["nan", "-inf", "7"])
+def test_a_box_of_nsvf_that_is_none_is_named(tmp_path: Path, low: str) -> None:
+    folder = write_nsvf(tmp_path / "nsvf")
+    box = folder / "bbox.txt"
+    box.write_text(" ".join([low, *box.read_text().split()[1:]]))
+    with pytest.raises(InputError, match=r"bbox\.txt: expected low < high"):
+        load_scene(folder)
+
+
 def test_splits_notes_and_masks_of_formats(tmp_path: Path) -> None:
     nsvf = write_nsvf(tmp_path / "nsvf")
     assert [len(load_scene(nsvf, split)) for split in ("train", "val", "test")] == [10, 4, 4]

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from nerfturbo.errors import CheckpointError
+from nerfturbo.errors import CheckpointError, InputError
 from nerfturbo.training import checkpoint as module
 from nerfturbo.training.checkpoint import (
     VERSION,
@@ -126,6 +126,15 @@ def test_broken_states_are_named(tmp_path: Path, text: str | dict, says: str) ->
     (path / "state.json").write_text(text)
     with pytest.raises(CheckpointError, match=says):
         read_state(path)
+
+
+def test_a_config_of_another_kind_is_named_with_its_checkpoint(tmp_path: Path) -> None:
+    odd = replace(state(1), config={"train": {"ong": 1}})
+    path = save_checkpoint(tmp_path, odd, model(), None)
+    from nerfturbo.training.trainer import load_model
+
+    with pytest.raises(InputError, match=rf"{path.name}: config\.train\.ong: expected one of"):
+        load_model(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00" * 64, b"\xff" * 1000])

@@ -153,9 +153,8 @@ def sample_positions(
     return place(origins, directions, samples, aabb=aabb, contraction=contraction)
 
 
-# Of Zip-NeRF's points in a cone, the i-th on its turn: where between the ends, in units of the square root in the
-# formula, and cosine and sine of its angle. The deviation of what a point stands for, in radii of the cone there: half
-# of it for one point, which stands for the disc; less where six points cover the disc.
+# Of Zip-NeRF's points in a cone, the i-th on its turn: where between the ends, in units of the formula's root, and
+# cosine and sine of its angle. The deviation of what a point stands for, in radii of the cone: one stands for a disc.
 _TURNS = ((i, turn * math.pi / 3.0) for i, turn in enumerate((0, 2, 4, 3, 5, 1)))
 CONE = tuple((3.0 / math.sqrt(7.0) * (0.4 * i - 1.0), math.cos(angle), math.sin(angle)) for i, angle in _TURNS)
 CONE_WIDTH = {1: 0.5, 6: 0.25}
