@@ -258,7 +258,7 @@ def _nsvf(file: Path) -> Capture:
         return Capture(document, notes)
     with reading(box, "NSVF"):
         low, high = _tensor(_words(box)[:6], 2, 3)
-        refuse(not bool(((low < high) & (high - low).isfinite()).all()), str(box), "low < high, finite", _words(box)[:6])
+        refuse(not bool(((low < high) & (high - low).isfinite()).all()), str(box), "low < high", _words(box)[:6])
         corners = low + (high - low) * torch.cartesian_prod(*[torch.linspace(0.0, 1.0, 4).double()] * 3)
     return Capture(document, notes, corners, "the box of bbox.txt")
 
