@@ -20,16 +20,18 @@ FOLDS = {"none": 0, "sphere": 1, "cube": 2}
 
 
 @triton.jit
+def _size(x, y, z, FOLD: tl.constexpr):
+    return tl.maximum(tl.maximum(tl.abs(x), tl.abs(y)), tl.abs(z)) if FOLD == 2 else tl.sqrt(x * x + y * y + z * z)
+
+
+@triton.jit
 def fold_unit(x, y, z, FOLD: tl.constexpr):
     """Coordinates of the box [0, 1]^3 into [0, 1]^3, all of space: `fold`."""
     if FOLD == 0:
         return x, y, z
     else:
         x, y, z = 2.0 * x - 1.0, 2.0 * y - 1.0, 2.0 * z - 1.0
-        if FOLD == 2:
-            size = tl.maximum(tl.maximum(tl.abs(x), tl.abs(y)), tl.abs(z))
-        else:
-            size = tl.sqrt(x * x + y * y + z * z)
+        size = _size(x, y, z, FOLD)
         safe = tl.where(size > 1.0, size, 1.0)
         factor = 0.25 * (2.0 - 1.0 / safe) / safe  # a quarter where nothing moves
         return x * factor + 0.5, y * factor + 0.5, z * factor + 0.5
@@ -42,10 +44,7 @@ def fold_scale(x, y, z, FOLD: tl.constexpr):
         return x * 0.0 + 1.0
     else:
         x, y, z = 4.0 * x - 2.0, 4.0 * y - 2.0, 4.0 * z - 2.0
-        if FOLD == 2:
-            size = tl.maximum(tl.maximum(tl.abs(x), tl.abs(y)), tl.abs(z))
-        else:
-            size = tl.sqrt(x * x + y * y + z * z)
+        size = _size(x, y, z, FOLD)
         inverse = tl.minimum(tl.maximum(2.0 - size, 0.0), 1.0)
         return 0.5 * tl.exp2(tl.log2(inverse * inverse * (2.0 - inverse)) * (2.0 / 3.0))
 
