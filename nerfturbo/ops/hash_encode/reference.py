@@ -38,34 +38,23 @@ def hash_encode(positions, table, layout, *, half=None, sink=None, n_used=None) 
     return zero_tail(torch.cat(features, dim=-1).to(table.dtype), n_used)
 
 
-def chances(positions: Tensor, layout: HashLayout) -> Tensor:
-    """(n, n_levels) in [0, 1): hashes of the bits of positions (n, 3), which are new in every step, and of the level."""
-    levels = torch.arange(layout.n_levels, dtype=torch.int32, device=positions.device)
+def thin_out(grad: Tensor, positions: Tensor, layout: HashLayout, thin: float) -> Tensor:
+    """`grad` (n, n_levels * n_features) with small gradients left out. Per level, a sample's gradient g (its largest
+    feature) is compared with t = thin * mean g of its GROUP of consecutive samples: below t it stays with chance g / t,
+    enlarged to t, so that in the mean nothing changes. The chance is a hash of the bits of the position (n, 3), which
+    are new in every step, and of the level."""
+    n, levels = grad.shape[0], torch.arange(layout.n_levels, dtype=torch.int32, device=grad.device)
     x, y, z = positions.float().contiguous().view(torch.int32).unbind(-1)
     bits = (x ^ (y * -1640531535) ^ (z * 805459861))[:, None] + levels * 374761393
     bits = (bits ^ ((bits >> 15) & 0x1FFFF)) * -2048144789
     bits = (bits ^ ((bits >> 13) & 0x7FFFF)) * -1028477379
-    return ((bits >> 8) & 0xFFFFFF) * 2.0**-24
-
-
-def thin_out(grad: Tensor, positions: Tensor, layout: HashLayout, thin: float) -> Tensor:
-    """`grad` (n, n_levels * n_features) with small gradients left out. Per level, a sample's gradient g (its largest
-    feature) is compared with t = thin * mean g of its GROUP of consecutive samples: below t it stays with chance g / t,
-    enlarged to t, so that in the mean nothing changes."""
-    n = grad.shape[0]
+    chance = ((bits >> 8) & 0xFFFFFF) * 2.0**-24
     parts = grad.view(n, layout.n_levels, layout.n_features)
     size = parts.abs().amax(-1)
     padded = torch.nn.functional.pad(size, (0, 0, 0, -n % GROUP)).view(-1, GROUP, layout.n_levels)
     least = (thin * padded.mean(1)).repeat_interleave(GROUP, 0)[:n]
     factor = torch.where(size < least, least / size.clamp(min=1e-30), 1.0)
-    return (parts * torch.where(size > chances(positions, layout) * least, factor, 0.0)[..., None]).view_as(grad)
-
-
-def drawn_points(positions: Tensor, layout: HashLayout) -> Tensor:
-    """(n, n_levels) int64: which of the points (n, points, 3) takes a region's gradient where gradients are thinned,
-    `points` times its part, so that in the mean nothing changes: one for each GROUP of rows, by its first row."""
-    drawn = (chances(positions[::GROUP, 0], layout) * positions.shape[1]).long()
-    return drawn.repeat_interleave(GROUP, 0)[: positions.shape[0]]
+    return (parts * torch.where(size > chance * least, factor, 0.0)[..., None]).view_as(grad)
 
 
 def encode_regions(positions, footprints, table, layout, *, half=None, sink=None, n_used=None) -> Tensor:

@@ -5,7 +5,7 @@ the table wherever `row0 ^ row1 == 1`, and one load of 2 F numbers fetches both;
 on. Stored feature-major. Backward to positions: one program = BLOCK samples, all levels in turn, so no atomics.
 Backward to the table: as the forward, by atomic additions, of pairs (PAIR) and of sums over runs of samples in one cell
 (RUNS), or without small ones (THIN); in deterministic mode of int64 fixed-point numbers (a scale). Of regions a program
-takes the POINTS of its samples one after the other, or one of them (DRAW). docs/ops/hash_encode.md derives all three.
+takes the POINTS of its samples one after the other. docs/ops/hash_encode.md derives all three.
 
 dtypes: positions fp32; table fp16, bf16 or fp32; weights and sums fp32.
 """
@@ -136,20 +136,14 @@ def _cell(p_positions, i, m, stride_xn, stride_xc, scale):
 
 
 @triton.jit
-def _chances(p_positions, i, m, i_level, stride_xn, stride_xc):
-    """`chances` of the reference, of one level."""
+def _thin_out(b_grad, m_any, p_positions, i, m, i_level, stride_xn, stride_xc, thin, BLOCK: tl.constexpr):
+    """`thin_out` of the reference, of one group."""
     x, y, z = gpu.load_point(p_positions, i, m, stride_xn, stride_xc)
     bits = x.to(tl.int32, bitcast=True) ^ (y.to(tl.int32, bitcast=True) * -1640531535)
     bits = (bits ^ (z.to(tl.int32, bitcast=True) * 805459861)) + i_level * 374761393
     bits = (bits ^ ((bits >> 15) & 0x1FFFF)) * -2048144789
     bits = (bits ^ ((bits >> 13) & 0x7FFFF)) * -1028477379
-    return ((bits >> 8) & 0xFFFFFF).to(tl.float32) * 5.9604644775390625e-08
-
-
-@triton.jit
-def _thin_out(b_grad, m_any, p_positions, i, m, i_level, stride_xn, stride_xc, thin, BLOCK: tl.constexpr):
-    """`thin_out` of the reference, of one group."""
-    chance = _chances(p_positions, i, m, i_level, stride_xn, stride_xc)
+    chance = ((bits >> 8) & 0xFFFFFF).to(tl.float32) * 5.9604644775390625e-08
     size = tl.max(tl.abs(b_grad), 1)
     least = tl.sum(size, 0) * (thin / BLOCK)
     factor = tl.where(size < least, least / tl.where(size > 0.0, size, 1.0), 1.0)
@@ -174,7 +168,7 @@ def _backward_table_kernel(
     p_positions, p_footprints, p_grad, p_table, p_levels, p_scales, p_used, p_found_inf, p_scale, n, first_level,
     stride_xn, stride_xk, stride_xc, stride_fk, stride_gn, stride_gf, thin,
     F: tl.constexpr, BLOCK: tl.constexpr, PAIR: tl.constexpr, RUNS: tl.constexpr, THIN: tl.constexpr,
-    DRAW: tl.constexpr, GROUP: tl.constexpr, POINTS: tl.constexpr,
+    POINTS: tl.constexpr,
 ):  # fmt: skip
     i_level, start = first_level + tl.program_id(1), tl.program_id(0) * BLOCK
     n_used = gpu.used_rows(p_used, n)
@@ -185,13 +179,7 @@ def _backward_table_kernel(
         if THIN:
             b_grad, m_write = _thin_out(b_grad, m_write, p_positions, i, m, i_level, stride_xn, stride_xc, thin, BLOCK)
         offset, nodes, hash_mask, scale = load_level(p_levels, p_scales, i_level)
-        first_point, last_point = 0, POINTS
-        if DRAW:  # `drawn_points` of the reference
-            group = start // GROUP * GROUP
-            chance = _chances(p_positions, group, group < n_used, i_level, stride_xn, stride_xc)
-            first_point = (chance * POINTS).to(tl.int32)
-            last_point, b_grad = first_point + 1, b_grad * POINTS
-        for k in range(first_point, last_point):
+        for k in range(POINTS):
             p_points, b_part, m_add = p_positions + k * stride_xk, b_grad, m_write
             if p_footprints is not None:
                 b_part *= _point_weight(p_footprints, i, m, k, stride_fk, scale, POINTS)[:, None]
@@ -257,12 +245,10 @@ def table_gradient(
     buffer, positions, grad, layout, n_used, found_inf, thin=0.0, footprints=None
 ) -> Callable[[int, int], None]:
     """What adds rows of whole levels to a buffer of the table's gradient, for the incoming gradient (n, n_levels *
-    n_features) in any strides. `thin`, as a sink has it, leaves small gradients out on levels that are not added up in
-    runs, and gives those of a region to one of its points."""
+    n_features) in any strides. `thin`, as a sink has it, counts on levels that are not added up in runs."""
     if buffer.dtype not in (torch.float32, torch.float16):
         raise InputError("sink buffer of table", "torch.float32 or torch.float16", str(buffer.dtype))
-    n, n_coarse, points = positions.shape[0], _coarse_levels(layout), _points(positions, footprints)
-    draw = thin > 0.0 and points["POINTS"] > 1
+    n, n_coarse = positions.shape[0], _coarse_levels(layout)
     if n == 0:
         return lambda first_row, last_row: None
     sums, scale, inverse = buffer, None, None
@@ -284,8 +270,8 @@ def table_gradient(
                     p_grad=grad, p_table=sums, p_levels=levels, p_scales=scales, p_used=n_used,
                     p_found_inf=found_inf, p_scale=scale, n=n, first_level=first,
                     stride_gn=grad.stride(0), stride_gf=grad.stride(1), thin=thin, F=layout.n_features, BLOCK=block,
-                    PAIR=pair, RUNS=runs, THIN=thin > 0.0 and not runs, DRAW=draw, GROUP=GROUP,
-                    num_warps=RUN_WARPS if runs else WARPS, **points,
+                    PAIR=pair, RUNS=runs, THIN=thin > 0.0 and not runs, num_warps=RUN_WARPS if runs else WARPS,
+                    **_points(positions, footprints),
                 )  # fmt: skip
         if inverse is not None:
             buffer[first_row:last_row].add_(sums[first_row:last_row].to(torch.float32) * inverse)

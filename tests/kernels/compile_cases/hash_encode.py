@@ -21,8 +21,6 @@ def _table_case(
         "BLOCK": kernels.RUN_BLOCK if runs else kernels.BLOCK,
         "PAIR": pair,
         "RUNS": runs,
-        "DRAW": points > 1,
-        "GROUP": kernels.GROUP,
     }
     constexprs |= {"stride_xn": 1, "stride_gn": 1} | ({} if scale else {"p_scale": None}) | _points(points)
     name = f"table-{dtype}-{features}-{'runs' if runs else 'each'}{'' if pair else '-lone'}-{points}"
