@@ -16,7 +16,7 @@ UNBOUNDED_NEAR_GRADIENT = 1.0  # half boxes before the cameras, where floaters g
 UNBOUNDED_PRESETS = {"ngp": "proposal", "ngp-cpu": "proposal-cpu"}  # what `auto` takes in place of the first
 MANY_PHOTOS, LARGE_PRESETS = 100, {"proposal": "proposal-large"}  # and of a capture of so many photos
 LONG_RUN, LONG_SAMPLES = 120.0, 64  # seconds from which such a preset has time for so many samples a ray,
-LONG_FIELD, WIDE_SHARED = {"log2_entries": 23, "width": 128}, 200 << 10  # and for this, where shared memory holds it
+LONG_ENTRIES, LONG_DECAY, LONG_WIDTH, WIDE_SHARED = 23, 0.08, 128, 200 << 10  # and for these, where shared memory is
 MOVING_PRESETS = {"ngp": "dynamic", "ngp-cpu": "dynamic-cpu"}  # and of a scene that moves
 _MAX_RESOLUTION = 1 << 15
 _COARSE_STEPS = 512  # per diagonal: a preset for CPUs, where far rays must not cost hundreds of samples
@@ -41,15 +41,16 @@ def fitted_config(config: Config, scene: Scene, *, auto: Config | None = None) -
         if len(scene) >= MANY_PHOTOS and name in LARGE_PRESETS:
             made, why = preset(LARGE_PRESETS[name]), f"{why}, and {len(scene)} photos need large tables"
             if (config.train.time_limit or 0.0) >= LONG_RUN:
-                sampler: Any = made.sampler
+                parts: Any = made
                 train = replace(made.train, batch_samples=LONG_SAMPLES * made.train.max_rays)
-                made = replace(made, sampler=replace(sampler, n_samples=LONG_SAMPLES), train=train)
+                made = replace(made, sampler=replace(parts.sampler, n_samples=LONG_SAMPLES), train=train)
                 why += f"; {config.train.time_limit:g} s are enough for {LONG_SAMPLES} samples a ray"
                 gpus = (torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count()))
                 shared = min((getattr(gpu, "shared_memory_per_block_optin", 0) for gpu in gpus), default=0)
                 if shared >= WIDE_SHARED and config.train.precision != "fp32" and config.field == auto.field:
-                    made = replace(made, field=replace(made.field, **LONG_FIELD))
-                    why += ", 2^{log2_entries} entries and networks {width} wide".format(**LONG_FIELD)
+                    field = replace(parts.field, log2_entries=LONG_ENTRIES, width=LONG_WIDTH)
+                    made = replace(made, field=field, optim=replace(made.optim, table_decay=LONG_DECAY))
+                    why += f", 2^{LONG_ENTRIES} entries, decayed by {LONG_DECAY}, and networks {LONG_WIDTH} wide"
         config, chosen = _in_its_place(config, auto, made, why, "for nested grids")
     folds = config.sampler.kind != "grid" or config.grid.contraction != "none"
     config, notes = (_folded if folds else _nested)(config, levels)

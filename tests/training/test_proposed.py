@@ -244,7 +244,8 @@ def test_auto_takes_large_tables_for_many_photos(monkeypatch: pytest.MonkeyPatch
     chosen = [(patient, wide), (exact, large.field), (by_hand, replace(large.field, log2_entries=20))]
     for given, field in chosen:
         config, notes = fitted_config(given, many, auto=auto)
-        assert config.field == field and ("2^23 entries and networks 128 wide" in notes[0]) == (field == wide)
+        said = "2^23 entries, decayed by 0.08, and networks 128 wide" in notes[0]
+        assert config.field == field and (config.optim.table_decay == 0.08) == said == (field == wide)
     gpus[1].shared_memory_per_block_optin = 99 << 10
     assert fitted_config(patient, many, auto=auto)[0].field == large.field
     monkeypatch.undo()
