@@ -14,11 +14,11 @@ capture are right to a fraction of one.
 Gauge: moving, turning or scaling all cameras together changes no picture, only where the scene ends up, away from the
 views it is scored on. That part of the corrections, seven directions of the space of all of them, is projected out.
 
-Exposure multiplies the odds c / (1 - c) of a colour by exp(g_i), channel by channel: a gain for dark colours that never
-leaves [0, 1]; the mean over the photos is zero, so that new views have the mean exposure. Appearance is a vector per
-photo that the colour network reads beside the direction. New views have the mean vector, which is no photo's: one ray
-in `MEAN_EVERY` trains with it, or the network would not know it. All of it is fixed-shape and never waits for the
-device.
+Exposure multiplies the odds c / (1 - c) of a colour by exp(g), channel by channel: a gain for dark colours that never
+leaves [0, 1]. What learns is e, with g = e (0.1 + |e|) less its mean over the photos: new views have the mean exposure,
+and small gains, all that noise is, learn slowly. Appearance is a vector per photo that the colour network reads beside
+the direction. New views have the mean vector, which is no photo's: one ray in `MEAN_EVERY` trains with it, or the
+network would not know it. All of it is fixed-shape and never waits for the device.
 """
 
 import math
@@ -120,7 +120,7 @@ class PhotoCorrections(nn.Module):
     pose: Tensor  # (n, 6): omega and tau, as in the head of this file; tau in half sides of the box
     focal: Tensor  # (lenses, 2): phi
     radial: Tensor  # (lenses, 2): rho
-    exposure: Tensor  # (n, 3): g
+    exposure: Tensor  # (n, 3): e
     appearance: Tensor  # (n, size)
     gauge: Tensor
     arms: Tensor
@@ -309,7 +309,7 @@ class PhotoCorrections(nn.Module):
 
     def log_gains(self) -> Tensor:
         """(n, 3): the exposure of each photo and channel; zero in the mean."""
-        return self.exposure - self.exposure.mean(0)
+        return (gains := self.exposure * (0.1 + self.exposure.abs())) - gains.mean(0)
 
     def look(self, camera_indices: Tensor | None, n_rays: int) -> Tensor:
         """(n_rays, appearance): of each ray's photo or the mean in training; else of `shown`, or the mean, 0."""

@@ -74,8 +74,9 @@ def test_exposures_multiply_the_odds_and_have_no_mean() -> None:
     photos = NerfModel(config, SceneBounds.of(ball_scene())).photos
     assert photos is not None
     with torch.no_grad():
-        photos.exposure.copy_(torch.arange(12.0).view(4, 3) * 0.1)
-    assert torch.allclose(photos.log_gains().mean(0), torch.zeros(3), atol=1e-6)
+        photos.exposure.copy_(torch.arange(-6.0, 6.0).view(4, 3) * 0.1)
+    gains = torch.tensor([[-0.42, -0.3, -0.2], [-0.12, -0.06, -0.02], [0.0, 0.02, 0.06], [0.12, 0.2, 0.3]])
+    assert torch.allclose(photos.log_gains(), gains - gains.mean(0), atol=1e-6)
     samples = PackedSamples.from_counts(torch.tensor([2, 0, 1]), torch.zeros(3), torch.ones(3))
     rays = Rays(torch.zeros(3, 3), torch.eye(3), camera_indices=torch.tensor([3, 1, 0]))
     raw = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
