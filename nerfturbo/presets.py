@@ -66,7 +66,7 @@ _PRESETS: dict[str, Config] = {
     "proposal-cpu": Config(
         grid=c.GridConfig(resolution=32, update_every=64, decay=0.8),
         field=c.NgpConfig(**_CPU_HASH, max_resolution=1024, initial_density=0.25),
-        sampler=c.ProposalSamplerConfig(24, (48, 24), 200, levels=(4,), log2_entries=(13,), resolutions=(64, 128)),
+        sampler=c.ProposalSamplerConfig(24, (48, 24), 200, (4,), (13,), (64, 128), padding=0.03),
         loss=c.LossConfig(distortion=0.002, near_gradient=0.2),
         render=_CPU_RENDER,
         optim=c.OptimConfig(lr=2e-2, table_decay=0.1),

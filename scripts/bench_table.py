@@ -537,11 +537,14 @@ def choices(name: str) -> str:
 
 def anti_alias() -> str:
     rows = []
-    for on, row in ((on, row) for on in ("cpu", "h200") for row in values(f"{on}/anti_alias")):
-        scene = f"{row['scene']} at an eighth" if on == "cpu" else row["scene"]
-        given = f"`{row['flags']}`" if row["flags"] else ""
-        rows.append([scene, given, row.get("note", ""), number(row.get("seconds"), ".0f", " s"), f"{row['steps']:,}"])
-        rows[-1] += [f"{row['psnr']['as configured']:.2f}", f"{row['ssim']:.3f}"]
+    for on in ("cpu", "h200"):
+        for row in values(f"{on}/anti_alias"):
+            scene = f"{row['scene']} at an eighth" if on == "cpu" else row["scene"]
+            given = f"`{row['flags']}`" if row["flags"] else ""
+            rows.append(
+                [scene, given, row.get("note", ""), number(row.get("seconds"), ".0f", " s"), f"{row['steps']:,}"]
+            )
+            rows[-1] += [f"{row['psnr']['as configured']:.2f}", f"{row['ssim']:.3f}"]
     return table(["scene", "flags", "", "training", "steps", "held out, dB", "SSIM"], rows)
 
 
@@ -724,6 +727,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "choices-proposals": lambda: choices("h200/captures_proposals"),
     "anti-alias": anti_alias,
     "choices-long": lambda: choices("h200/captures_long"),
+    "padding": lambda: choices("cpu/padding"),
     "schedule-ngp": lambda: listed(
         [
             row
